@@ -1,0 +1,1 @@
+"""Benchmarks: speed beside the peers, and fidelity of the weight formats."""

@@ -1,0 +1,141 @@
+"""Who takes part in the speed benchmark, what each is compared with, and what it needs."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from edgespec.errors import ConfigError
+
+ALL_GROUPS = ("domain", "copying", "prose", "prefill")
+LOOKUP_TOKENS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One engine in one setting.
+
+    factory: "module:Class", made in the worker with `options` plus model and threads. groups: prompt groups it runs.
+    weights: the weights it computes with, in words. packages: what must be installed. gguf: needs a GGUF file.
+    slow: left out of a quick run unless asked for by name.
+    """
+
+    name: str
+    factory: str
+    weights: str
+    options: dict[str, Any] = field(default_factory=dict)
+    groups: tuple[str, ...] = ALL_GROUPS
+    packages: tuple[str, ...] = ()
+    gguf: bool = False
+    slow: bool = False
+
+    def missing(self, model: Path) -> str | None:
+        """Why it cannot run here, as a sentence for the user; None if it can."""
+        absent = [name for name in self.packages if importlib.util.find_spec(name) is None]
+        if absent:
+            return f"not installed ({', '.join(absent)}); install it with: pip install 'edgespec[bench]'"
+        if self.gguf and model.suffix != ".gguf":
+            return "needs a .gguf file, and this model is not one"
+        return None
+
+
+def _own(name: str, weight_format: str, draft: str | None, weights: str, *, slow: bool = False) -> Contender:
+    options = {"weight_format": weight_format, "draft": draft}
+    packages = ("onnxruntime",)
+    return Contender(name, "edgespec.bench.peers.own:EdgespecPeer", weights, options, packages=packages, slow=slow)
+
+
+_EXACT = "the file's own blocks (4-bit where the file is)"
+_BASELINE = ("domain", "prefill")
+
+CONTENDERS = (
+    _own("plain", "exact", None, _EXACT),
+    _own("ngram", "exact", "ngram", _EXACT),
+    _own("plain-int8", "int8", None, "8-bit blocks", slow=True),
+    _own("plain-float32", "float32", None, "float32"),
+    _own("ngram-float32", "float32", "ngram", "float32"),
+    Contender(
+        "llama.cpp",
+        "edgespec.bench.peers.llama_cpp:LlamaCppPeer",
+        "the same file",
+        groups=_BASELINE,
+        packages=("llama_cpp",),
+        gguf=True,
+    ),
+    Contender(
+        "onnxruntime-genai",
+        "edgespec.bench.peers.genai:GenaiPeer",
+        "its own 4-bit rounding of the dequantised weights (lossier)",
+        groups=_BASELINE,
+        packages=("onnxruntime_genai", "onnx_ir", "torch", "transformers"),
+    ),
+    Contender(
+        "transformers",
+        "edgespec.bench.peers.hf:TransformersPeer",
+        "float32, dequantised",
+        groups=_BASELINE,
+        packages=("torch", "transformers"),
+    ),
+    Contender(
+        "transformers-lookup",
+        "edgespec.bench.peers.hf:TransformersPeer",
+        "float32, dequantised",
+        {"lookup": LOOKUP_TOKENS},
+        groups=("copying",),
+        packages=("torch", "transformers"),
+        slow=True,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A published ratio: rate of `over` by rate of `under` on the same prompt in the same repeat."""
+
+    name: str
+    over: str
+    under: str
+    groups: tuple[str, ...] = ("domain",)
+    metric: Literal["decode", "prefill"] = "decode"
+
+
+def _peers(over: str) -> tuple[Ratio, ...]:
+    found = []
+    for peer in ("llama.cpp", "transformers", "onnxruntime-genai"):
+        found.append(Ratio(f"{over}/{peer}", over, peer))
+        found.append(Ratio(f"{over}/{peer} prefill", over, peer, ("prefill",), "prefill"))
+    return tuple(found)
+
+
+def _lookup(over: str, under: str) -> tuple[Ratio, ...]:
+    name = f"{over}/{under}"
+    split = tuple(Ratio(f"{name} {group}", over, under, (group,)) for group in ("copying", "prose", "domain"))
+    return (Ratio(name, over, under, ("domain", "copying", "prose")), *split)
+
+
+RATIOS = (
+    *_peers("plain"),
+    Ratio("plain-float32/transformers", "plain-float32", "transformers"),
+    Ratio("plain-float32/transformers prefill", "plain-float32", "transformers", ("prefill",), "prefill"),
+    Ratio("plain-int8/plain", "plain-int8", "plain"),
+    *_lookup("ngram", "plain"),
+    *_lookup("ngram-float32", "plain-float32"),
+    Ratio("ngram-float32/transformers-lookup copying", "ngram-float32", "transformers-lookup", ("copying",)),
+)
+
+# Pairs whose answers must be the same tokens: a draft may never change the text.
+MUST_EQUAL = (("ngram", "plain"), ("ngram-float32", "plain-float32"))
+
+
+def choose(names: Sequence[str] | None, *, quick: bool = False) -> list[Contender]:
+    """The contenders called `names`, in the fixed order; all of them for None (without the slow ones when `quick`)."""
+    if names is None:
+        return [contender for contender in CONTENDERS if not (quick and contender.slow)]
+    known = {contender.name for contender in CONTENDERS}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"unknown contender {name!r}; use some of: {', '.join(c.name for c in CONTENDERS)}")
+    return [contender for contender in CONTENDERS if contender.name in names]

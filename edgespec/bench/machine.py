@@ -1,0 +1,71 @@
+"""What the numbers were measured on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PACKAGES = (
+    "edgespec",
+    "numpy",
+    "onnxruntime",
+    "torch",
+    "transformers",
+    "llama-cpp-python",
+    "onnxruntime-genai",
+    "tokenizers",
+)
+# Variables that change how fast, or with how many threads, the engines run.
+PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ORT_", "GGML_", "EDGESPEC_", "MALLOC_")
+
+
+def describe(threads: int) -> dict[str, Any]:
+    """Processor, cores, threads used, memory, system and versions."""
+    versions: dict[str, str] = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count() or 1,
+        "threads": threads,
+        "memory_bytes": psutil.virtual_memory().total,
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for key in ("model name", "Hardware", "Model"):
+        for line in lines:
+            if line.partition(":")[0].strip() == key:
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """A command as one can type it again, with the variables that matter in front."""
+    variables = [
+        f"{name}={shlex.quote(value)}" for name, value in sorted(os.environ.items()) if name.startswith(PREFIXES)
+    ]
+    return " ".join([*variables, shlex.join(arguments)])
+
+
+def this_command() -> str:
+    """The command line of this process."""
+    return command_line(["edgespec", *sys.argv[1:]])

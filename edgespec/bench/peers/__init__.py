@@ -1,0 +1,1 @@
+"""Other engines that the speed benchmark runs beside edgespec. Each is optional."""

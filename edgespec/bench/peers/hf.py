@@ -1,0 +1,147 @@
+"""transformers as a contender: float32 `generate`, plain or with prompt lookup, on the same dequantised weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.bench.peers.base import Recorder
+from edgespec.errors import ModelError
+
+if TYPE_CHECKING:
+    from edgespec.models.spec import ModelSpec, RopeSpec
+
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+def hf_config(spec: ModelSpec) -> dict[str, Any]:
+    """config.json (transformers 5) of a model with this spec. Raises ModelError for what its class cannot express."""
+    config: dict[str, Any] = {
+        "architectures": [CLASSES[spec.architecture]],
+        "model_type": spec.architecture,
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": spec.max_positions,
+        "rms_norm_eps": spec.rms_norm_eps,
+        "rope_parameters": _rope(spec.rope),
+        "tie_word_embeddings": spec.tie_embeddings,
+        "bos_token_id": spec.bos_token_id,
+        "eos_token_id": list(spec.eos_token_ids) or None,
+        "dtype": "float32",
+    }
+    if spec.architecture == "qwen2":
+        ordinary = spec.qkv_bias and not spec.output_bias
+    elif spec.architecture == "mistral":
+        ordinary = not spec.qkv_bias and not spec.output_bias
+    else:
+        ordinary = spec.qkv_bias == spec.output_bias
+        config["attention_bias"] = spec.qkv_bias
+    if spec.architecture == "llama":
+        config["mlp_bias"] = spec.mlp_bias
+    if not ordinary or (spec.mlp_bias and spec.architecture != "llama"):
+        raise ModelError(
+            f"transformers' {CLASSES[spec.architecture]} has no place for this model's biases; leave this peer out."
+        )
+    config.update(_windows(spec))
+    return config
+
+
+def _rope(rope: RopeSpec) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
+    names = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+    yarn = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate")
+    for name in yarn if rope.kind == "yarn" else names.get(rope.kind, ()):
+        value = getattr(rope, name)
+        if value is not None:
+            parameters[name] = value
+    if rope.kind in ("llama3", "yarn") and rope.original_max_positions is not None:
+        parameters["original_max_position_embeddings"] = rope.original_max_positions
+    return parameters
+
+
+def _windows(spec: ModelSpec) -> dict[str, Any]:
+    sizes = {window for window in spec.windows if window is not None}
+    if not sizes:
+        return {"sliding_window": None} if spec.architecture == "mistral" else {}
+    everywhere = all(window is not None for window in spec.windows)
+    if len(sizes) == 1 and spec.architecture == "mistral" and everywhere:
+        return {"sliding_window": sizes.pop()}
+    if len(sizes) == 1 and spec.architecture in ("qwen2", "qwen3"):
+        layers = ["full_attention" if window is None else "sliding_attention" for window in spec.windows]
+        return {"use_sliding_window": True, "sliding_window": sizes.pop(), "layer_types": layers}
+    raise ModelError("transformers cannot express this model's sliding windows; leave this peer out.")
+
+
+def build_model(path: Path) -> Any:
+    """transformers' own class, float32, with the weights of the model at `path`; one tensor is read at a time."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from edgespec.models.weights import open_weights
+
+    with open_weights(path) as weights, torch.no_grad():
+        settings = hf_config(weights.spec)
+        config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+        # No end token in the configuration: the benchmark wants the same number of tokens from everyone.
+        config.eos_token_id = None
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(weights.read(name)))
+    model.generation_config.eos_token_id = None
+    return model.eval()
+
+
+class _TokenClock:
+    """transformers' streamer: the first call brings the prompt, each later one the tokens of a step."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._prompt_seen = False
+
+    def put(self, tokens: Any) -> None:
+        if self._prompt_seen:
+            self._recorder.emit(int(tokens.numel()))
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        pass
+
+
+class TransformersPeer:
+    """`generate` of transformers, greedy; `lookup` > 0 turns on its prompt lookup with that many tokens."""
+
+    def __init__(self, model: str, threads: int, lookup: int = 0) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        self._lookup = {"prompt_lookup_num_tokens": lookup} if lookup else {}
+        self._model = build_model(Path(model))
+
+    def generate(self, ids: list[int], new_tokens: int) -> dict[str, Any]:
+        """Greedy answer to token ids; end tokens are ignored."""
+        import torch
+
+        prompt = torch.tensor([ids])
+        recorder = Recorder()
+        with torch.inference_mode():
+            output = self._model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=new_tokens,
+                do_sample=False,
+                pad_token_id=0,
+                streamer=_TokenClock(recorder),
+                **self._lookup,
+            )
+        return recorder.reply(output[0, len(ids) :].tolist())

@@ -1,0 +1,266 @@
+"""`edgespec doctor`: what this device is, whether edgespec works on it, and what to do where it does not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from edgespec import __version__
+from edgespec.cli import options, runtime, show_config
+from edgespec.cli.report import size
+from edgespec.cli.terminal import stdout
+from edgespec.errors import EdgespecError
+
+HELP = "check this device and this installation"
+FAILED = 1
+MIN_FREE_MEMORY = 1 << 30
+MIN_FREE_DISK = 1 << 30
+REQUIRED = ("numpy", "tokenizers", "jinja2", "onnx", "huggingface_hub", "psutil")
+OPTIONAL = ("torch", "transformers", "triton")
+RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+# What speeds up the CPU engine: integer dot products and wide vectors.
+FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "bf16", "sve")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report. advice: what to do about a warning or a failure."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    advice: str = ""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser("doctor", help=HELP, description=HELP)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options.add_engine_flags(parser)
+    options.add_debug_flag(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one line a check; 1 if any of them failed. A check that breaks is itself a failure, never an abort."""
+    output = stdout()
+    results = []
+    for check in CHECKS:
+        for result in _guarded(check, args):
+            results.append(result)
+            if not args.json:
+                output.line(f"{result.status:<4}  {result.name}: {result.detail}")
+                if result.advice:
+                    output.line(f"      {result.advice}")
+    failed = any(result.status == "fail" for result in results)
+    if args.json:
+        output.line(json.dumps({"ok": not failed, "checks": [asdict(result) for result in results]}))
+    return FAILED if failed else 0
+
+
+def _guarded(check: Callable[[argparse.Namespace], list[Check]], args: argparse.Namespace) -> list[Check]:
+    name = check.__name__.strip("_").replace("_", " ")
+    try:
+        return check(args)
+    except EdgespecError as error:
+        return [Check(name, "fail", str(error))]
+    except Exception as error:
+        return [
+            Check(
+                name,
+                "fail",
+                f"{type(error).__name__}: {error}",
+                "This is a defect of edgespec or of a package it uses.",
+            )
+        ]
+
+
+def _versions(args: argparse.Namespace) -> list[Check]:
+    bits = "" if sys.maxsize > 2**32 else " 32-bit"
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    return [Check("edgespec", "ok", f"{__version__}, Python {platform.python_version()}{bits}, {system}")]
+
+
+def _packages(args: argparse.Namespace) -> list[Check]:
+    """Installed versions, read from their metadata: nothing is imported."""
+    found = {name: _version(name) for name in (*RUNTIMES, *REQUIRED, *OPTIONAL)}
+    listed = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    checks = [Check("packages", "ok", listed)]
+    missing = [name for name in REQUIRED if not found[name]]
+    if missing:
+        checks.append(
+            Check(
+                "packages",
+                "fail",
+                f"missing: {', '.join(missing)}",
+                "Install edgespec again: pip install 'edgespec[cpu]'",
+            )
+        )
+    if not any(found[name] for name in RUNTIMES):
+        checks.append(
+            Check("packages", "fail", "no ONNX Runtime", "Install it: pip install 'edgespec[cpu]', or 'edgespec[cuda]'")
+        )
+    if all(found[name] for name in RUNTIMES):
+        advice = "They overwrite each other's files: uninstall both and install the one you need."
+        checks.append(Check("packages", "warn", "onnxruntime and onnxruntime-gpu are both installed", advice))
+    return checks
+
+
+def _version(package: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _providers(args: argparse.Namespace) -> list[Check]:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        return [
+            Check(
+                "providers",
+                "fail",
+                f"onnxruntime cannot be imported: {error}",
+                "Install it: pip install 'edgespec[cpu]'",
+            )
+        ]
+    names = [name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers()]
+    return [Check("providers", "ok" if "CPU" in names else "fail", ", ".join(names))]
+
+
+def _device(args: argparse.Namespace) -> list[Check]:
+    board = _read("/proc/device-tree/model").strip("\x00 \n")
+    info = _read("/proc/cpuinfo")
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in info.splitlines())}
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    cores, usable = os.cpu_count() or 1, usable_cores()
+    name = board or fields.get("model name") or platform.processor() or platform.machine()
+    known = ", ".join(flag for flag in FEATURES if flag in flags) or "no known vector features"
+    checks = [Check("cpu", "ok", f"{name}; {usable:g} of {cores} cores usable; {known}")]
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > usable:
+        checks.append(
+            Check(
+                "load",
+                "warn",
+                f"{load:.1f} processes want {usable:g} cores",
+                "Speed will be low and measurements wrong.",
+            )
+        )
+    return checks
+
+
+def usable_cores() -> float:
+    """Cores that this process may use: affinity and the quota of its control group."""
+    allowed = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        allowed = min(allowed, int(quota) / int(period))
+    return allowed
+
+
+def _memory(args: argparse.Namespace) -> list[Check]:
+    from edgespec.memory import topology
+
+    total, available = topology.host_total_bytes(), topology.host_available_bytes()
+    detail = f"{size(available)} free of {size(total)} (limits of containers included)"
+    if available < MIN_FREE_MEMORY:
+        return [Check("memory", "warn", detail, "The default model needs about 0.6 GB: close other programs.")]
+    return [Check("memory", "ok", detail)]
+
+
+def _cache(args: argparse.Namespace) -> list[Check]:
+    from edgespec import catalog
+
+    folder = catalog.home(runtime.configured(args).home)
+    advice = "Set EDGESPEC_HOME to a folder that you can write to."
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return [Check("cache", "fail", f"{folder} cannot be written: {error.strerror or error}", advice)]
+    used = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    free = shutil.disk_usage(folder).free
+    detail = f"{folder} holds {size(used)}; {size(free)} free on its disk"
+    if free < MIN_FREE_DISK:
+        return [Check("cache", "warn", detail, "Free some space, or " + advice[0].lower() + advice[1:])]
+    return [Check("cache", "ok", detail)]
+
+
+def _configuration(args: argparse.Namespace) -> list[Check]:
+    rows = show_config.changed_rows(args)
+    return [Check("config", "ok", "; ".join(rows) if rows else "all defaults (edgespec config shows them)")]
+
+
+def _model(args: argparse.Namespace) -> list[Check]:
+    """Whether the model is here, and whether its header reads; nothing is fetched."""
+    from edgespec import catalog
+    from edgespec.models.weights import open_weights
+
+    config = runtime.configured(args)
+    name = config.model
+    known = catalog.find(name)
+    path = catalog.cached(known, home=config.home) if known is not None else _local_path(name)
+    if path is None:
+        return [
+            Check(
+                "model",
+                "warn",
+                f"{name} is not on this machine",
+                f"It is fetched when it is first used, or by: edgespec pull {name}",
+            )
+        ]
+    with open_weights(path) as weights:
+        spec = weights.spec
+        detail = f"{name}: {spec.architecture}, {spec.num_layers} layers, context {spec.max_positions}, at {path}"
+    return [Check("model", "ok", detail)]
+
+
+def _local_path(name: str) -> Path | None:
+    from edgespec import catalog, hub
+
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    repo, _, filename = name.partition(":")
+    if hub.HUB_ID.fullmatch(repo):
+        return hub._cached(repo, filename or None)
+    return catalog.resolve(name)  # raises the sentence that says what is wrong with the name
+
+
+def _lossless(args: argparse.Namespace) -> list[Check]:
+    from edgespec import selftest
+
+    start = time.perf_counter()
+    result = selftest.run(runtime.engine_class().from_pretrained)
+    seconds = time.perf_counter() - start
+    if result.problem is not None:
+        return [
+            Check("lossless", "fail", result.problem, "Please report this with the output of edgespec doctor --json.")
+        ]
+    detail = f"{result.tokens} tokens equal to plain decoding at every gamma, {result.accepted} drafted ones accepted"
+    return [Check("lossless", "ok", f"{detail} ({seconds:.1f} s)")]
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+CHECKS = (_versions, _packages, _providers, _device, _memory, _cache, _configuration, _model, _lossless)

@@ -1,0 +1,94 @@
+"""One line, and a longer table, about what a request did: draft, gamma, acceptance, speed, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgespec.results import GenerationResult, GenerationStats
+
+PLAIN = "plain"
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that reads best: 412 MB, 1.3 GB."""
+    for unit, divisor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= divisor:
+            return f"{count / divisor:.1f} {unit}" if unit == "GB" else f"{count / divisor:.0f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def draft_names(share: Mapping[str, int]) -> str:
+    """The drafts that ran, by share of the rounds: 'ngram 80%, plain 20%'; one alone by its bare name."""
+    total = sum(share.values())
+    if not total:
+        return "none"
+    if len(share) == 1:
+        return next(iter(share))
+    ranked = sorted(share.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {rounds / total:.0%}" for name, rounds in ranked)
+
+
+def gamma_text(stats: GenerationStats) -> str:
+    """The gammas that were really used: '4', or the range and the mean of several."""
+    used = {gamma: rounds for gamma, rounds in stats.gamma_histogram.items() if rounds}
+    if not used:
+        return "0"
+    if len(used) == 1:
+        return str(next(iter(used)))
+    mean = sum(gamma * rounds for gamma, rounds in used.items()) / sum(used.values())
+    return f"{min(used)}-{max(used)} (mean {mean:.1f})"
+
+
+def status_line(result: GenerationResult, memory_bytes: int) -> str:
+    """The line under an answer: draft, gamma, accepted %, tokens per round, tokens/s, memory."""
+    stats = result.stats
+    parts = [f"draft {draft_names(stats.draft_share)}", f"gamma {gamma_text(stats)}"]
+    parts.append(f"accepted {stats.acceptance_rate:.0%}" if stats.proposed_tokens else "nothing drafted")
+    parts.append(f"{stats.mean_tokens_per_round:.2f} tokens/round")
+    parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
+    parts.append(f"{stats.new_tokens} tokens")
+    parts.append(size(memory_bytes))
+    if result.finish_reason == "cancelled":
+        parts.append("stopped by you")
+    return ", ".join(parts)
+
+
+def details(stats: GenerationStats) -> list[str]:
+    """All counters of one request, a line each, with what they count."""
+    positions = ", ".join(f"{share:.0%}" for share in stats.acceptance_by_position) or "-"
+    gammas = ", ".join(f"{gamma}: {rounds}" for gamma, rounds in sorted(stats.gamma_histogram.items())) or "-"
+    seconds = (
+        f"target {stats.target_seconds:.3f}, drafts {stats.draft_seconds:.3f}, rest {stats.bookkeeping_seconds:.3f}"
+    )
+    rows = [
+        ("prompt", f"{stats.prompt_tokens} tokens, {stats.reused_tokens} of them kept from earlier turns"),
+        ("prefill", f"{stats.prefill_seconds:.3f} s, {stats.prefill_tokens_per_second:.0f} tokens/s"),
+        ("first token", f"after {stats.time_to_first_token_s:.3f} s"),
+        (
+            "decode",
+            f"{stats.new_tokens} tokens in {stats.decode_seconds:.3f} s, {stats.tokens_per_second:.1f} tokens/s",
+        ),
+        (
+            "rounds",
+            f"{stats.rounds}, {stats.mean_tokens_per_round:.2f} tokens each (corrected or bonus token included)",
+        ),
+        ("drafts", draft_names(stats.draft_share)),
+        ("accepted", f"{stats.accepted_tokens} of {stats.proposed_tokens} proposed ({stats.acceptance_rate:.0%})"),
+        ("by position", positions),
+        ("gamma: rounds", gammas),
+        ("seconds", seconds),
+        ("peak memory", size(stats.peak_memory_bytes)),
+    ]
+    if stats.energy_joules is not None:
+        rows.append(("energy", f"{stats.energy_joules:.1f} J"))
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {value}" for name, value in rows]
+
+
+def finish_note(result: GenerationResult, limit: int) -> str | None:
+    """What to tell a person whose answer ended early, or None."""
+    if result.finish_reason == "length" and result.stats.new_tokens >= limit:
+        return f"The answer was cut at max_new_tokens = {limit}."
+    if result.finish_reason == "length":
+        return "The answer was cut because the context is full."
+    return None

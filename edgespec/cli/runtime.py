@@ -1,0 +1,114 @@
+"""From parsed flags to a running engine, in one place for all commands."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli import options
+from edgespec.cli.terminal import stderr
+from edgespec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edgespec.config import RuntimeConfig
+    from edgespec.engine import Engine
+
+
+def engine_class() -> type[Engine]:
+    """The Engine class, imported when an engine is really needed."""
+    from edgespec.engine import Engine
+
+    return Engine
+
+
+def configured(args: argparse.Namespace) -> RuntimeConfig:
+    """The settings in force: flags over environment over file over defaults."""
+    from edgespec.config import RuntimeConfig
+
+    return RuntimeConfig.load(args.config, **options.engine_values(args))
+
+
+@contextmanager
+def open_engine(args: argparse.Namespace, config: RuntimeConfig) -> Iterator[Engine]:
+    """The engine of `config`, closed at the end. The trace of --trace is written even if the request failed."""
+    from edgespec.telemetry.trace import NULL_TRACER, Tracer
+
+    tracer: Any = NULL_TRACER
+    with ExitStack() as stack:
+        if args.trace is not None:
+            _check_writable(args.trace)
+            tracer = Tracer()
+            stack.callback(tracer.write, args.trace)
+        with LazyProgress(enabled=not args.quiet, message=f"loading {config.model} ...") as progress:
+            engine = engine_class().from_pretrained(
+                config.model,
+                drafts=config.drafts if config.drafts == "auto" else list(config.drafts) or None,
+                gamma=config.gamma,
+                memory_budget=config.memory_budget,
+                device=config.device,
+                weight_format=config.weight_format,
+                threads=config.threads,
+                context=config.context,
+                progress=progress,
+                tracer=tracer,
+                config=config,
+            )
+        yield stack.enter_context(engine)
+
+
+def _check_writable(path: str) -> None:
+    """Refuse a trace that could not be written, before minutes of work go into it."""
+    file = Path(path)
+    if file.is_dir() or not file.parent.is_dir():
+        raise ConfigError(f"The trace cannot be written to '{path}': give --trace a file in a folder that exists.")
+
+
+class LazyProgress:
+    """A progress bar on stderr, built when there is progress to show; until then, `message` on a terminal."""
+
+    def __init__(self, *, enabled: bool, message: str = "") -> None:
+        self._enabled = enabled
+        self._message = message
+        self._stack = ExitStack()
+        self._show: Any = None
+
+    def __enter__(self) -> LazyProgress:
+        if self._enabled and self._message:
+            stderr().transient(self._message)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._show is None and self._enabled and self._message:
+            stderr().transient("")
+        self._stack.close()
+
+    def __call__(self, label: str, done: int, total: int | None) -> None:
+        if not self._enabled:
+            return
+        if self._show is None:
+            stderr().transient("")
+            from edgespec.download import progress_bar
+
+            self._show = self._stack.enter_context(progress_bar(stderr().stream))
+        self._show(label, done, total)
+
+
+def describe(engine: Engine, config: RuntimeConfig) -> list[str]:
+    """What is running: model, weights, device; and each draft with its state."""
+    drafts = [name if status == "active" else f"{name} (failed)" for name, status in engine.drafts.items()]
+    weights = (
+        f"{config.weight_format} weights"
+        if config.device == "auto"
+        else f"{config.weight_format} weights on {config.device}"
+    )
+    return [f"{config.model}, {weights}; gamma {engine.gamma}; drafts: {', '.join(drafts) or 'none, plain decoding'}"]
+
+
+def history_file(config: RuntimeConfig) -> Path:
+    """Where what is typed in chats is kept."""
+    from edgespec import catalog
+
+    return catalog.home(config.home) / "chat_history"

@@ -1,0 +1,105 @@
+"""Which of the guessed tokens stand, and which token the target adds: the greedy and the rejection-sampling rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.decoding.sampling import LogitsPipeline, draw
+
+FloatArray = npt.NDArray[np.float32]
+Probabilities = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """tokens[:accepted] stand and `token` follows them.
+
+    bonus: all of them stood (also if there were none), so `token` is an extra one; else it replaces tokens[accepted].
+    """
+
+    accepted: int
+    token: int
+    bonus: bool
+
+
+def accept(
+    tokens: Sequence[int],
+    rows: Sequence[FloatArray | None],
+    logits: FloatArray,
+    pipeline: LogitsPipeline,
+    rng: np.random.Generator,
+) -> Outcome:
+    """Judge one proposal; what comes out has the law that the target alone would give, for any draft.
+
+    tokens: the guesses; rows[i]: the distribution tokens[i] was drawn from, float32 [vocab_rows], None = one-hot.
+    logits: float32 [len(tokens) + 1, vocab_rows], the target's rows at the guesses and after the last one.
+
+    Greedy: guesses stand while they equal the target's choice. Sampling: the rejection rule of Leviathan et al. 2023
+    ("Fast Inference from Transformers via Speculative Decoding") and Chen et al. 2023 ("Accelerating Large Language
+    Model Decoding with Speculative Sampling"): x stands with probability min(1, p(x) / q(x)), and where it does not,
+    the token comes from max(p - q, 0), normalised. Rows are processed one by one, up to the first rejection.
+
+    Raises ModelError if a row of the target that is needed has NaN, +inf or nothing finite.
+    """
+    if logits.shape != (len(tokens) + 1, pipeline.vocab_rows) or len(rows) != len(tokens):
+        raise ValueError(f"{len(tokens)} guesses with {len(rows)} rows and logits of shape {logits.shape}")
+    judge = _judge_greedy if pipeline.greedy else _judge_sampled
+    for i, token in enumerate(tokens):
+        corrected = judge(token, rows[i], logits[i], tokens[:i], pipeline, rng)
+        if corrected is not None:
+            return Outcome(i, corrected, bonus=False)
+    last = logits[len(tokens)]
+    bonus = pipeline.argmax(last, tokens) if pipeline.greedy else draw(pipeline.probabilities(last, tokens), rng)
+    return Outcome(len(tokens), bonus, bonus=True)
+
+
+def _judge_greedy(
+    token: int,
+    _row: FloatArray | None,
+    logits: FloatArray,
+    before: Sequence[int],
+    pipeline: LogitsPipeline,
+    _rng: np.random.Generator,
+) -> int | None:
+    """None if the guess stands, else the token that replaces it."""
+    best = pipeline.argmax(logits, before)
+    return None if best == token else best
+
+
+def _judge_sampled(
+    token: int,
+    row: FloatArray | None,
+    logits: FloatArray,
+    before: Sequence[int],
+    pipeline: LogitsPipeline,
+    rng: np.random.Generator,
+) -> int | None:
+    """None if the guess stands, else a token drawn from the residual."""
+    p = pipeline.probabilities(logits, before)
+    if not 0 <= token < len(p):
+        return draw(p, rng)
+    q = _proposal_law(token, row, len(p))
+    if rng.random() * q[token] < p[token]:
+        return None
+    residual = np.maximum(p - q, 0.0)
+    # Without rounding a rejection leaves something over (q(x) > p(x) somewhere means p > q elsewhere).
+    return draw(residual if residual.sum() > 0.0 else p, rng)
+
+
+def _proposal_law(token: int, row: FloatArray | None, size: int) -> Probabilities:
+    """q as float64. A row that cannot have produced `token` is replaced by the one-hot law.
+
+    That is exact whatever the draft did: given the guess x, it stands with p(x), and all others keep their share of p.
+    """
+    if row is not None and row.shape == (size,) and row[token] > 0:
+        law = row.astype(np.float64)
+        total = law.sum()
+        if np.isfinite(total) and law.min() >= 0.0:
+            return law / total
+    one_hot = np.zeros(size, np.float64)
+    one_hot[token] = 1.0
+    return one_hot

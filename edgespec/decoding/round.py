@@ -1,0 +1,375 @@
+"""One request: prefill, then rounds of plan, propose, verify, accept, commit.
+
+`Generation.step()` runs the prefill or one round; `take()` returns what became certain. Every token, also the first,
+goes through the one `_commit` loop, where a stop, an end token or a limit cuts everything at the same place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from operator import index
+from time import perf_counter_ns
+
+import numpy as np
+
+from drafts.base import FloatArray, Proposal
+from edgespec.decoding.acceptance import Outcome, accept
+from edgespec.decoding.params import SamplingParams
+from edgespec.decoding.sampling import LogitsPipeline, token_logprob
+from edgespec.decoding.session import Session
+from edgespec.decoding.stopping import Answer
+from edgespec.results import GenerationResult, GenerationStats, TextDelta
+from predictor.planner import PLAIN, Candidate, FixedPlanner, Observation, Plan, Planner
+
+_SEEDED_GAMMA = 3
+_SHADOW = 4  # tokens of a guess that is only compared
+_TO_SECONDS = 1e-9
+
+
+class Generation:
+    """The answer to one prompt while it is being made.
+
+    Raises PromptError and ParameterError before any model work. Sampling with a seed gives the same text on every run:
+    where the session's planner depends on clocks or earlier requests, such a request runs with a fixed gamma instead
+    (the law of the text is the same for any plan, but which text a seed picks is not).
+    After an exception from `step` (the target's failure, Ctrl-C) the generation is over as "cancelled" with the tokens
+    that were committed, and the session is ready for the next one.
+
+    began_ns: `perf_counter_ns()` when the request arrived, for the time to the first token.
+    """
+
+    def __init__(
+        self, session: Session, prompt: Sequence[int], params: SamplingParams, *, began_ns: int | None = None
+    ) -> None:
+        self._began = perf_counter_ns() if began_ns is None else began_ns
+        self.session = session
+        self.prompt = session.check(prompt)
+        # The context's end is one more limit on new tokens; as such it cuts exactly where any other limit would.
+        limit = min(params.max_new_tokens, session.context - len(self.prompt))
+        params = dataclasses.replace(params, max_new_tokens=limit, min_new_tokens=min(params.min_new_tokens, limit))
+        self.params = params
+        self._pipeline = LogitsPipeline(
+            params,
+            vocab_rows=session.target.spec.vocab_size,
+            token_count=session.token_count,
+            eos_ids=session.eos_ids,
+            prompt=self.prompt,
+        )
+        stop_ids = frozenset() if params.ignore_eos else session.eos_ids
+        self._answer = Answer(params, session.tokenizer, stop_ids=stop_ids)
+        judging, drafting = np.random.SeedSequence(params.seed).spawn(2)
+        self._rng = np.random.default_rng(judging)
+        self._choose = self._pipeline.draft_choose(np.random.default_rng(drafting))
+        self._planner: Planner = session.planner
+        if not (params.greedy or params.seed is None or session.planner.reproducible):
+            self._planner = FixedPlanner(None, _SEEDED_GAMMA)
+        self._counts = _Counts(session, len(self.prompt))
+        self._cancelled = False
+        self._begun = False
+        self._closed = False
+        self._last_taken = False
+        self._last_draft: str | None = None
+        session.turn += 1
+        self._turn = session.turn
+
+    # What the caller sees
+
+    @property
+    def finished(self) -> bool:
+        return self._answer.finish_reason is not None
+
+    def cancel(self) -> None:
+        """End the answer at the next chunk or round, as "cancelled". May be called from any thread."""
+        self._cancelled = True
+
+    def step(self) -> bool:
+        """Run the prefill or one round; True while there is more to do. What the target raises is passed on."""
+        if self.finished or self._cancelled or self._turn != self.session.turn:
+            self.close()
+            return False
+        try:
+            if self._begun:
+                self._round()
+            else:
+                self._prefill()
+            if self.finished:
+                self.close()
+        except BaseException:
+            self.close()
+            raise
+        return not self.finished
+
+    def take(self) -> TextDelta | None:
+        """What became certain since the last call, or None; the piece with the finish reason comes exactly once."""
+        if self._last_taken:
+            return None
+        text, token_ids, drafts = self._answer.take()
+        if not (text or token_ids or self.finished):
+            return None
+        self._last_taken = self.finished
+        accepted = sum(draft is not None for draft in drafts)
+        return TextDelta(text, tuple(token_ids), self._last_draft, accepted, self._answer.finish_reason)
+
+    def deltas(self) -> Iterator[TextDelta]:
+        """Run to the end, piece by piece. Leaving the loop early ends the answer as "cancelled"."""
+        try:
+            more = True
+            while more:
+                more = self.step()
+                delta = self.take()
+                if delta is not None:
+                    yield delta
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the answer (as "cancelled" if it is not over) and cut the session to exactly its tokens."""
+        if self._closed:
+            return
+        self._answer.finish("cancelled")
+        if self._begun and self._turn == self.session.turn:
+            self.session.truncate(len(self.prompt) + len(self._answer.token_ids))
+        self._closed = True
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Counters so far; final when the generation is over."""
+        return self._counts.stats(self._answer.drafts)
+
+    @property
+    def result(self) -> GenerationResult:
+        """The answer so far; final when the generation is over."""
+        answer = self._answer
+        logprobs = answer.logprobs
+        return GenerationResult(
+            text=answer.text,
+            token_ids=tuple(answer.token_ids),
+            finish_reason=answer.finish_reason or "cancelled",
+            prompt_tokens=len(self.prompt),
+            stats=self.stats,
+            drafts=tuple(answer.drafts),
+            logprobs=None if logprobs is None else tuple(logprobs),
+        )
+
+    # The path of the request
+
+    def _prefill(self) -> None:
+        begin = perf_counter_ns()
+        self._begun = True
+        reused = self.session.start(self.prompt)
+        logits = self.session.prefill(lambda: self._cancelled)
+        end = perf_counter_ns()
+        self._counts.prefilled(reused, begin, end, complete=logits is not None)
+        if logits is None:
+            self.close()
+            return
+        self._commit(logits, [], accept([], [], logits, self._pipeline, self._rng), None)
+        self._counts.first_token(self._began)
+
+    def _round(self) -> None:
+        session = self.session
+        begin = perf_counter_ns()
+        plan, candidates = self._plan()
+        shadows = self._guess_shadows(plan, candidates)
+        planned = perf_counter_ns()
+        unread = session.unread(plan.draft) if plan.draft is not None else 0
+        proposal = self._propose(plan) if plan.draft is not None else Proposal()
+        draft = plan.draft if proposal.tokens else None
+        drafted = perf_counter_ns()
+        logits = session.verify(proposal.tokens)
+        verified = perf_counter_ns()
+        outcome = accept(proposal.tokens, proposal.rows, logits, self._pipeline, self._rng)
+        accepted = perf_counter_ns()
+        emitted = self._commit(logits, proposal.tokens, outcome, draft)
+        committed = perf_counter_ns()
+        # A guess is judged if the text got that far: what lies behind a cut is neither right nor wrong.
+        stood = min(outcome.accepted, len(emitted))
+        judged = len(proposal) if len(emitted) > outcome.accepted else stood
+        observation = Observation(
+            draft=plan.draft,
+            level=next((c.level for c in candidates if c.name == plan.draft), 0),
+            drafted=len(proposal),
+            proposed=judged if draft == plan.draft else 1,  # asked and nothing usable came: as good as a wrong guess
+            accepted=stood,
+            width=len(proposal) + 1,
+            draft_seconds=(drafted - planned) * _TO_SECONDS,
+            target_seconds=(verified - drafted) * _TO_SECONDS,
+            caught_up=unread,
+        )
+        self._learn(observation, shadows, emitted)
+        end = perf_counter_ns()
+        stamps = (begin, planned, drafted, verified, accepted, committed, end)
+        self._counts.round(plan, draft, judged, stood, stamps)
+        if session.tracer.enabled:
+            self._trace(plan, draft, observation, stamps)
+
+    def _plan(self) -> tuple[Plan, Sequence[Candidate]]:
+        """The planner's plan, clipped to what may still be emitted; a gamma of 0 looks at no draft."""
+        session = self.session
+        made = len(session.tokens) - len(self.prompt)
+        limit = self.params.max_new_tokens - made - 1
+        if limit <= 0 or self._planner.off or not session.statuses:
+            return PLAIN, ()
+        candidates = session.candidates()
+        plan = self._planner.plan(candidates, limit)
+        gamma = min(plan.gamma, limit)
+        if plan.draft is None or gamma <= 0 or all(c.name != plan.draft for c in candidates):
+            return PLAIN, candidates
+        return Plan(plan.draft, gamma), candidates
+
+    def _propose(self, plan: Plan) -> Proposal:
+        """The draft's guesses, cleaned; nothing if it fails."""
+        session, name = self.session, plan.draft
+        assert name is not None
+        try:
+            raw = session.draft(name).propose(session.tokens, plan.gamma, self._choose)
+            proposal = clean(raw, plan.gamma, self._pipeline)
+        except Exception as error:
+            session.draft_failed(name, error)
+            return Proposal()
+        session.statuses[name].worked()
+        return proposal
+
+    def _commit(self, logits: FloatArray, guesses: list[int], outcome: Outcome, draft: str | None) -> list[int]:
+        """Add the tokens that stand one by one until one ends the answer; returns those that were added."""
+        session, answer, pipeline = self.session, self._answer, self._pipeline
+        top, base = self.params.logprobs, len(session.tokens)
+        emitted = []
+        for place, token in enumerate((*guesses[: outcome.accepted], outcome.token)):
+            logprob = None if top is None else token_logprob(logits[place], token, top)
+            reason = answer.push(token, draft if place < outcome.accepted else None, logprob)
+            pipeline.push(token)
+            session.tokens.append(token)
+            emitted.append(token)
+            if reason is not None:
+                break
+        self._last_draft = draft
+        # Last, because it declares right what was computed: the guesses that stand. The final token has no KV yet.
+        session.valid = base + min(outcome.accepted, len(emitted))
+        return emitted
+
+    # What the planner learns
+
+    def _guess_shadows(self, plan: Plan, candidates: Sequence[Candidate]) -> list[tuple[Candidate, list[int]]]:
+        """Guesses of free drafts that will not run, made before anything is judged."""
+        session, guessed = self.session, []
+        for candidate in self._planner.shadows(plan, candidates):
+            try:
+                tokens = session.draft(candidate.name).propose(session.tokens, _SHADOW, self._choose).tokens
+                guessed.append((candidate, tokens))
+            except Exception as error:
+                session.draft_failed(candidate.name, error)
+        return guessed
+
+    def _learn(
+        self, observation: Observation, shadows: Iterable[tuple[Candidate, list[int]]], emitted: list[int]
+    ) -> None:
+        self._planner.observe(observation)
+        for candidate, guess in shadows:
+            comparable = min(len(guess), len(emitted))
+            right = next((i for i in range(comparable) if guess[i] != emitted[i]), comparable)
+            self._planner.credit(candidate, min(right + 1, comparable), right)
+
+    def _trace(self, plan: Plan, draft: str | None, seen: Observation, stamps: Sequence[int]) -> None:
+        event = self.session.tracer.event
+        begin, planned, drafted, verified, accepted, committed, end = stamps
+        event("round", begin, end, draft=draft, gamma=plan.gamma, accepted=seen.accepted)
+        event("plan", begin, planned)
+        event("draft", planned, drafted, draft=plan.draft, tokens=seen.drafted)
+        event("verify", drafted, verified, width=seen.width)
+        event("accept", verified, accepted)
+        event("commit", accepted, committed)
+        event("learn", committed, end)
+
+
+def clean(proposal: Proposal, gamma: int, pipeline: LogitsPipeline) -> Proposal:
+    """At most `gamma` guesses, cut before the first id that is no token, as plain ints with rows that are laws.
+
+    Raises ValueError or TypeError for what no correct draft returns; the round then counts a failure.
+    """
+    if len(proposal.rows) != len(proposal.tokens):
+        raise ValueError(f"{len(proposal.tokens)} guesses with {len(proposal.rows)} rows")
+    tokens: list[int] = []
+    for token in proposal.tokens[:gamma]:
+        token = index(token)
+        if not 0 <= token < pipeline.token_count:
+            break
+        tokens.append(token)
+    if pipeline.greedy:
+        return Proposal(tokens, [None] * len(tokens))
+    rows = proposal.rows[: len(tokens)]
+    for token, row in zip(tokens, rows):
+        if row is not None and not _is_law(row, token, pipeline.vocab_rows):
+            raise ValueError(f"the row of guess {token} is not the distribution it was drawn from")
+    return Proposal(tokens, rows)
+
+
+def _is_law(row: FloatArray, token: int, length: int) -> bool:
+    """Non-negative, adds up to 1, gives the token some mass. Comparisons with NaN are false."""
+    return row.shape == (length,) and bool(row[token] > 0 and row.min() >= 0 and abs(float(row.sum()) - 1) < 1e-3)
+
+
+class _Counts:
+    """Raw counters of one request, and the statistics made of them."""
+
+    def __init__(self, session: Session, prompt_tokens: int) -> None:
+        self._stats = GenerationStats(prompt_tokens=prompt_tokens)
+        self._stats.draft_share = dict.fromkeys(session.statuses, 0)
+        self._tried: list[int] = []
+        self._stood: list[int] = []
+        self._fallbacks = 0
+        self._previous: str | None = None
+        self._first = self._last = 0
+        self._prefilled = 0
+
+    def prefilled(self, reused: int, begin: int, end: int, *, complete: bool) -> None:
+        self._stats.reused_tokens = reused
+        self._stats.prefill_seconds = (end - begin) * _TO_SECONDS
+        self._prefilled = self._stats.prompt_tokens - reused if complete else 0
+
+    def first_token(self, began: int) -> None:
+        self._first = self._last = perf_counter_ns()
+        self._stats.time_to_first_token_s = (self._first - began) * _TO_SECONDS
+
+    def round(self, plan: Plan, draft: str | None, judged: int, stood: int, stamps: Sequence[int]) -> None:
+        s = self._stats
+        s.rounds += 1
+        s.proposed_tokens += judged
+        s.accepted_tokens += stood
+        s.gamma_histogram[plan.gamma] = s.gamma_histogram.get(plan.gamma, 0) + 1
+        name = draft or "plain"
+        s.draft_share[name] = s.draft_share.get(name, 0) + 1
+        self._fallbacks += draft != plan.draft
+        if draft is not None:
+            s.switches += self._previous not in (None, draft)
+            self._previous = draft
+            while len(self._tried) < judged:
+                self._tried.append(0)
+                self._stood.append(0)
+            for place in range(min(judged, stood + 1)):
+                self._tried[place] += 1
+                self._stood[place] += place < stood
+        begin, planned, drafted, verified, _accepted, committed, end = stamps
+        s.predictor_seconds += (planned - begin + end - committed) * _TO_SECONDS
+        s.draft_seconds += (drafted - planned) * _TO_SECONDS
+        s.target_seconds += (verified - drafted) * _TO_SECONDS
+        s.bookkeeping_seconds += (committed - verified) * _TO_SECONDS
+        self._last = end
+
+    def stats(self, drafts: Sequence[str | None]) -> GenerationStats:
+        """A copy with everything derived. drafts: of the kept tokens; a stop string may have taken some back."""
+        s = dataclasses.replace(self._stats)
+        s.draft_share, s.gamma_histogram = dict(s.draft_share), dict(s.gamma_histogram)
+        s.new_tokens = len(drafts)
+        taken_back = s.accepted_tokens - sum(draft is not None for draft in drafts)
+        s.accepted_tokens -= taken_back
+        s.proposed_tokens -= taken_back
+        s.decode_seconds = (self._last - self._first) * _TO_SECONDS
+        s.tokens_per_second = max(s.new_tokens - 1, 0) / s.decode_seconds if s.decode_seconds else 0.0
+        s.prefill_tokens_per_second = self._prefilled / s.prefill_seconds if s.prefill_seconds else 0.0
+        s.mean_tokens_per_round = max(s.new_tokens - 1, 0) / s.rounds if s.rounds else 0.0
+        s.acceptance_rate = s.accepted_tokens / s.proposed_tokens if s.proposed_tokens else 0.0
+        s.acceptance_by_position = [stood / tried for stood, tried in zip(self._stood, self._tried) if tried]
+        s.fallback_share = self._fallbacks / s.rounds if s.rounds else 0.0
+        return s

@@ -1,0 +1,219 @@
+"""One conversation: its tokens, the target's KV, and every draft's own memory of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from operator import index
+from typing import TYPE_CHECKING
+
+from drafts.base import Draft, DraftSession
+from edgespec.errors import EdgespecError, ModelError, PromptError
+from edgespec.models.base import Decoder, FloatArray, KVCache
+from edgespec.telemetry.trace import NULL_TRACER, NullTracer, Tracer
+from predictor.planner import AutoPlanner, Candidate, Planner
+
+if TYPE_CHECKING:
+    from edgespec.models.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+CHUNK = 256  # prompt tokens of one forward: a cancelled prefill ends after at most one chunk
+_FAILURES = 3  # in a row, until a draft is given up
+_HOPELESS = (EdgespecError, MemoryError, OSError)  # damaged, missing or too big: the next round would fail again
+
+
+class DraftStatus:
+    """A draft and its health, shared by all sessions of an engine. One with a `reason` is given up: not asked again."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.name = draft.name
+        self.free = draft.kind == "ngram"
+        self.reason: str | None = None
+        self._failures = 0
+        self._told = False
+
+    @property
+    def active(self) -> bool:
+        return self.reason is None
+
+    def worked(self) -> None:
+        self._failures = 0
+
+    def failed(self, error: Exception) -> None:
+        """Count a failure and warn once; three in a row give the draft up, or one if trying again is useless."""
+        self._failures += 1
+        cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if not self._told:
+            self._told = True
+            _log.warning("draft %s failed, generation goes on without it: %s", self.name, cause)
+        out_of_memory = "OutOfMemory" in type(error).__name__  # torch's own class, which must not be imported here
+        if self._failures >= _FAILURES or isinstance(error, _HOPELESS) or out_of_memory:
+            self.reason = cause
+
+    def __str__(self) -> str:
+        return "active" if self.reason is None else f"failed: {self.reason}"
+
+
+class Session:
+    """One conversation on one target. Used by one `Generation` at a time; starting another ends the one before.
+
+    tokens: ids of the whole conversation. valid: how many leading ones have their right KV in the target's cache.
+    `valid` is the single truth about the cache: it is raised last, after the work that makes it true, and every use of
+    the cache starts by cropping to it. So an exception or Ctrl-C at any point costs a few recomputed tokens, no more.
+
+    planner: None = an AutoPlanner of this session's own. eos_ids: None = what tokenizer and model say.
+    context: positions to use at most, None = all the target has. chunk: prompt tokens of one forward.
+    """
+
+    def __init__(
+        self,
+        target: Decoder,
+        tokenizer: Tokenizer,
+        drafts: Iterable[Draft | DraftStatus] = (),
+        *,
+        planner: Planner | None = None,
+        eos_ids: Iterable[int] | None = None,
+        context: int | None = None,
+        chunk: int = CHUNK,
+        tracer: Tracer | NullTracer = NULL_TRACER,
+    ) -> None:
+        self.target = target
+        self.tokenizer = tokenizer
+        self.planner: Planner = planner or AutoPlanner()
+        self.tracer = tracer
+        self.context = min(context or target.spec.max_positions, target.spec.max_positions)
+        self.token_count = min(tokenizer.size, target.spec.vocab_size)
+        known = (*tokenizer.eos_ids, *target.spec.eos_token_ids) if eos_ids is None else eos_ids
+        self.eos_ids = frozenset(known)
+        statuses = [d if isinstance(d, DraftStatus) else DraftStatus(d) for d in drafts]
+        self.statuses = {status.name: status for status in statuses}
+        self.tokens: list[int] = []
+        self.valid = 0
+        self.turn = 0
+        self._chunk = chunk
+        self._cache: KVCache | None = None
+        self._open: dict[str, DraftSession] = {}
+        self._read: dict[str, int] = {}  # how much of the conversation a draft had been given when it last proposed
+
+    def check(self, prompt: Sequence[int]) -> list[int]:
+        """The prompt as plain ints. Raises PromptError if it is empty, holds what is no token, or leaves no room."""
+        try:
+            tokens = [index(token) for token in prompt]
+        except TypeError as error:
+            raise PromptError(f"A prompt must be a list of token ids: {error}.") from error
+        if not tokens:
+            raise PromptError("The prompt has no tokens; give some text, or at least the BOS token.")
+        if not (min(tokens) >= 0 and max(tokens) < self.token_count):
+            bad = next(token for token in tokens if not 0 <= token < self.token_count)
+            raise PromptError(f"Prompt token {bad} does not exist; the tokens are 0 to {self.token_count - 1}.")
+        if len(tokens) >= self.context:
+            raise PromptError(
+                f"The prompt has {len(tokens)} tokens, and the context of {self.context} must also hold the answer; "
+                "shorten the prompt or start a new conversation."
+            )
+        return tokens
+
+    def start(self, prompt: list[int]) -> int:
+        """Make `prompt` the conversation; returns how many leading tokens keep their KV. No model call.
+
+        The last token is never reused: the row that follows it is needed.
+        """
+        same, end = 0, min(len(prompt) - 1, self.valid)
+        while same < end and prompt[same] == self.tokens[same]:
+            same += 1
+        self.truncate(same)
+        self.tokens.extend(prompt[same:])
+        return same
+
+    def truncate(self, length: int) -> None:
+        """Cut the conversation to its first `length` tokens, everywhere."""
+        # Drafts first: until `tokens` changes, having forgotten too much is harmless for them.
+        for name in list(self._open):
+            try:
+                self._open[name].crop(length)
+            except Exception as error:
+                self.draft_failed(name, error)
+        self._read = {name: min(count, length) for name, count in self._read.items()}
+        self.valid = min(self.valid, length)
+        del self.tokens[length:]
+
+    def prefill(self, cancelled: Callable[[], bool]) -> FloatArray | None:
+        """Run the target over the tokens without KV; the last one's logits [1, vocab_rows], or None if cancelled."""
+        cache = self._cropped_cache()
+        logits = None
+        while self.valid < len(self.tokens):
+            if cancelled():
+                return None
+            end = min(self.valid + self._chunk, len(self.tokens))
+            with self.tracer.span("prefill", width=end - self.valid):
+                wanted = int(end == len(self.tokens))
+                logits = self.target.forward(self.tokens[self.valid : end], cache, logits=wanted).logits
+            self.valid = end
+        return logits
+
+    def verify(self, guesses: list[int]) -> FloatArray:
+        """One target forward over the last committed token and `guesses`: rows [len(guesses) + 1, vocab_rows].
+
+        The caller commits what stands: `tokens` first, `valid` last.
+        """
+        cache = self._cropped_cache()
+        return self.target.forward(self.tokens[self.valid :] + guesses, cache, logits=len(guesses) + 1).logits
+
+    def _cropped_cache(self) -> KVCache:
+        if self._cache is None:
+            self._cache = self.target.new_cache(self.context)
+        self._cache.crop(self.valid)
+        if self._cache.length != self.valid:
+            raise ModelError(f"The target's cache has {self._cache.length} positions after a crop to {self.valid}.")
+        return self._cache
+
+    def candidates(self) -> list[Candidate]:
+        """The drafts that have not been given up, with what each has to go on."""
+        found = []
+        for name, status in self.statuses.items():
+            if status.active:
+                try:
+                    found.append(Candidate(name, self.draft(name).level(self.tokens), status.free))
+                except Exception as error:
+                    self.draft_failed(name, error)
+        return found
+
+    def draft(self, name: str) -> DraftSession:
+        """The draft's memory of this conversation, made when first needed."""
+        opened = self._open.get(name)
+        if opened is None:
+            opened = self._open[name] = self.statuses[name].draft.open()
+        return opened
+
+    def unread(self, name: str) -> int:
+        """How many tokens were committed since the draft last proposed; counts as read from now on."""
+        before = self._read.get(name, 0)
+        self._read[name] = len(self.tokens)
+        return len(self.tokens) - before
+
+    def draft_failed(self, name: str, error: Exception) -> None:
+        """Note a failure, and drop the draft's memory: nobody knows what state it is in."""
+        self.statuses[name].failed(error)
+        self._read.pop(name, None)
+        opened = self._open.pop(name, None)
+        if opened is not None:
+            with suppress(Exception):
+                opened.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the target's KV held by this conversation."""
+        return 0 if self._cache is None else self._cache.nbytes
+
+    def close(self) -> None:
+        """Forget the conversation and release its caches. The session can be used again."""
+        self.turn += 1
+        self.truncate(0)
+        self._cache = None
+        for opened in self._open.values():
+            with suppress(Exception):
+                opened.close()
+        self._open.clear()

@@ -1,0 +1,315 @@
+"""Engine: builds the parts (target, tokenizer, drafts, planner), owns their life, and answers prompts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter_ns
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from edgespec.config import RuntimeConfig
+from edgespec.decoding.params import SamplingParams
+from edgespec.decoding.round import Generation
+from edgespec.decoding.session import DraftStatus, Session
+from edgespec.decoding.template import ChatTemplate
+from edgespec.errors import DraftError, EdgespecError, PromptError
+from edgespec.loading import Target, load_draft, load_target
+from edgespec.memory.topology import peak_memory_bytes, process_memory
+from edgespec.results import GenerationResult, TextDelta
+from edgespec.telemetry.trace import NULL_TRACER, NullTracer, Tracer
+from predictor.planner import AutoPlanner, FixedPlanner, OnlyPlanner, Planner
+
+if TYPE_CHECKING:
+    from edgespec.conversation import Conversation
+    from edgespec.download import Progress
+    from edgespec.models.spec import ModelSpec
+    from edgespec.models.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+Messages = Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[int] | Messages
+AUTO_DRAFTS = ("ngram",)
+
+
+class Stream:
+    """An answer on its way: iterate over its `TextDelta`s. Leaving the loop, `close` and `cancel` end it safely.
+
+    `cancel` may be called from another thread; the answer ends with the round that is running. `result` is the answer so
+    far, final when the iteration is over.
+    """
+
+    def __init__(self, generation: Generation, finished: Callable[[GenerationResult], None] | None = None) -> None:
+        self._generation = generation
+        self._finished = finished
+        self._deltas = self._run()
+
+    def __iter__(self) -> Iterator[TextDelta]:
+        return self._deltas
+
+    def __next__(self) -> TextDelta:
+        return next(self._deltas)
+
+    def cancel(self) -> None:
+        self._generation.cancel()
+
+    def close(self) -> None:
+        self._deltas.close()
+        self._generation.close()
+
+    @property
+    def result(self) -> GenerationResult:
+        result = self._generation.result
+        return replace(result, stats=replace(result.stats, peak_memory_bytes=peak_memory_bytes()))
+
+    def _run(self) -> Iterator[TextDelta]:  # type: ignore[override]
+        failed = False
+        try:
+            yield from self._generation.deltas()
+        except Exception:
+            failed = True
+            raise
+        finally:
+            self._generation.close()
+            if self._finished is not None and not failed:
+                self._finished(self.result)
+
+
+class Engine:
+    """One target with its drafts, ready to answer. Use `Engine.from_pretrained`; close it, or use it in a `with` block.
+
+    Requests from several threads are safe; their rounds take turns on the model.
+    """
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        target: Target,
+        drafts: Mapping[str, DraftStatus],
+        *,
+        tracer: Tracer | NullTracer = NULL_TRACER,
+    ) -> None:
+        self.config = config
+        self.tracer = tracer
+        self._target = target
+        self._statuses = dict(drafts)
+        self._auto = AutoPlanner(target.costs)
+        self._gamma = config.gamma
+        self._chosen = "auto"
+        self._closed = False
+        source = target.tokenizer.chat_template
+        self.template = ChatTemplate(source, target.tokenizer) if source else None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | None = None,
+        *,
+        drafts: str | Sequence[str] | None = "auto",
+        gamma: int | str | None = None,
+        memory_budget: str | int | None = None,
+        device: str | None = None,
+        weight_format: str | None = None,
+        threads: int | None = None,
+        context: int | None = None,
+        config: RuntimeConfig | None = None,
+        progress: Progress | None = None,
+        tracer: Tracer | NullTracer | None = None,
+    ) -> Engine:
+        """Load a model and its drafts.
+
+        model: a catalogue name ("smollm2-135m", the default), a folder, a .gguf file, or a hub id. drafts: "auto", a name
+        or path, several of them, or None for plain decoding. Everything not given comes from `config`, else from the
+        configuration file and environment (see `RuntimeConfig`). A draft that cannot be used is reported in `drafts` and
+        by one warning; only the target's failure is an error (ModelError, CatalogError, ConfigError, MemoryBudgetError).
+        """
+        arguments = {
+            "model": model,
+            "drafts": None if drafts == "auto" else _listed(drafts),
+            "gamma": gamma,
+            "memory_budget": memory_budget,
+            "device": device,
+            "weight_format": weight_format,
+            "threads": threads,
+            "context": context,
+        }
+        config = config.replace(**arguments) if config is not None else RuntimeConfig.load(**arguments)
+        target = load_target(config, progress)
+        try:
+            statuses = _load_drafts(config, target, progress)
+            if statuses and config.gamma == "auto":
+                target.measure_costs()
+            return cls(config, target, statuses, tracer=tracer or NULL_TRACER)
+        except BaseException:
+            target.close()
+            raise
+
+    # Settings that may change between requests
+
+    @property
+    def gamma(self) -> int | str:
+        """Proposed tokens a round: "auto" or 0 and up."""
+        return self._gamma
+
+    @gamma.setter
+    def gamma(self, value: int | str) -> None:
+        self._gamma = self.config.replace(gamma=value).gamma
+
+    def use_draft(self, name: str) -> None:
+        """Use only the draft of that name from the next request on; "auto" = all, "off" = plain decoding."""
+        if name not in ("auto", "off"):
+            if name not in self._statuses:
+                raise DraftError(f"there is no draft {name!r}: loaded are {', '.join(self._statuses) or 'none'}")
+            if not self._statuses[name].active:
+                raise DraftError(f"draft {name} cannot be used: it {self._statuses[name]}")
+        self._chosen = name
+
+    @property
+    def drafts(self) -> dict[str, str]:
+        """Name -> "active", or "failed: reason"."""
+        return {name: str(status) for name, status in self._statuses.items()}
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._target.tokenizer
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._target.decoder.spec
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest conversation, prompt and answer together."""
+        return self._target.context
+
+    def memory_bytes(self) -> int:
+        """Resident memory of this process."""
+        return process_memory()
+
+    # Answers
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        on_delta: Callable[[TextDelta], None] | None = None,
+    ) -> GenerationResult:
+        """The whole answer. `on_delta` is called with each piece; what it raises ends the answer and is passed on."""
+        stream = self.stream(prompt, params, raw=raw)
+        try:
+            for delta in stream:
+                if on_delta is not None:
+                    on_delta(delta)
+            return stream.result
+        finally:
+            stream.close()
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, raw: bool = False) -> Stream:
+        """The answer piece by piece.
+
+        prompt: text (put as a user's message where the model has a chat template, unless `raw`), token ids as they are,
+        or messages [{"role": ..., "content": ...}]. Raises PromptError and ParameterError before any model work.
+        """
+        began = perf_counter_ns()
+        session = self.session()
+        return self.start(session, self.encode(prompt, raw=raw), params, lambda _: session.close(), began_ns=began)
+
+    def conversation(self, system: str | None = None, messages: Messages = ()) -> Conversation:
+        """A chat that keeps its history and the KV of earlier turns."""
+        from edgespec.conversation import Conversation
+
+        return Conversation(self, system, messages)
+
+    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+        """The token ids that `stream` would answer to."""
+        if isinstance(prompt, str):
+            if not prompt:
+                raise PromptError("the prompt is empty: give some text")
+            if self.template is not None and not raw:
+                return self.template.encode([{"role": "user", "content": prompt}])
+            return self._encode_raw(prompt)
+        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+            if self.template is None:
+                raise PromptError("this model has no chat template: give the prompt as one text")
+            return self.template.encode(prompt)  # type: ignore[arg-type]
+        return prompt  # type: ignore[return-value]  # ids, or something that the session's check refuses by name
+
+    def session(self) -> Session:
+        """A conversation's state on this engine's target, with all its drafts."""
+        if self._closed:
+            raise EdgespecError("the engine is closed: make a new one with Engine.from_pretrained")
+        return Session(
+            self._target.decoder,
+            self.tokenizer,
+            self._statuses.values(),
+            planner=self._planner(),
+            eos_ids=self._stop_ids(),
+            context=self.context,
+            tracer=self.tracer,
+        )
+
+    def start(
+        self,
+        session: Session,
+        ids: list[int],
+        params: SamplingParams | None,
+        finished: Callable[[GenerationResult], None] | None = None,
+        *,
+        began_ns: int | None = None,
+    ) -> Stream:
+        """A stream of the answer to `ids` in `session`, under the settings that are in force now."""
+        if self._closed:
+            raise EdgespecError("the engine is closed: make a new one with Engine.from_pretrained")
+        session.planner = self._planner()
+        return Stream(Generation(session, ids, params or SamplingParams(), began_ns=began_ns), finished)
+
+    def close(self) -> None:
+        """Release all weights. Running streams fail at their next round."""
+        if self._closed:
+            return
+        self._closed = True
+        for status in self._statuses.values():
+            status.draft.close()
+        self._target.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _planner(self) -> Planner:
+        if self._chosen == "off" or not self._statuses:
+            return FixedPlanner(None, 0)
+        if isinstance(self._gamma, int):
+            return FixedPlanner(None if self._chosen == "auto" else self._chosen, self._gamma)
+        return self._auto if self._chosen == "auto" else OnlyPlanner(self._auto, self._chosen)
+
+    def _stop_ids(self) -> frozenset[int]:
+        """Every id that ends an answer: the model's, the tokenizer's, and what the template puts after an answer."""
+        ids = {*self.tokenizer.eos_ids, *self.spec.eos_token_ids}
+        turn_end = self.template.turn_end_id if self.template is not None else None
+        return frozenset(ids if turn_end is None else ids | {turn_end})
+
+    def _encode_raw(self, text: str) -> list[int]:
+        """With the BOS token where the tokenizer asks for one, and only once if the text starts with it already."""
+        bos, ids = self.tokenizer.bos_id, self.tokenizer.encode(text, add_special=True)
+        return ids[1:] if ids[:2] == [bos, bos] else ids
+
+
+def _listed(drafts: str | Sequence[str] | None) -> tuple[str, ...]:
+    if drafts is None:
+        return ()
+    return (drafts,) if isinstance(drafts, str) else tuple(drafts)
+
+
+def _load_drafts(config: RuntimeConfig, target: Target, progress: Progress | None) -> dict[str, DraftStatus]:
+    statuses: dict[str, DraftStatus] = {}
+    for name in AUTO_DRAFTS if config.drafts == "auto" else config.drafts:
+        status = load_draft(name, config, target, progress)
+        statuses.setdefault(status.name, status)
+    return statuses

@@ -1,0 +1,3 @@
+"""What is resident, what is free, and what fits."""
+
+from __future__ import annotations

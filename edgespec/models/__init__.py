@@ -1,0 +1,1 @@
+"""Models: weights on disk to logits and hidden states."""

@@ -1,0 +1,155 @@
+"""Reading model files: positional reads only, every failure a `ModelError` that names the file.
+
+Weights are never memory-mapped: a file that is cut or replaced while mapped kills the process with SIGBUS, a short
+`pread` is an ordinary error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import stat
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import ModelError
+
+ByteArray = npt.NDArray[np.uint8]
+_MAX_JSON_BYTES = 512 << 20
+_PIECE = 256 << 20  # Linux reads at most 2 GiB at once; smaller pieces also keep Ctrl-C responsive
+
+
+class ReadOnlyFile:
+    """An open file that is read by position. Safe to share between threads; `size` is its length when opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._fd: int | None = None
+        try:
+            # O_NONBLOCK: opening a named pipe must not hang; it has no effect on regular files.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path}: cannot be opened ({_reason(error)}).") from error
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            raise ModelError(f"{path}: is not a regular file; give a model file or a model folder.")
+        self._fd = fd
+        self.size = status.st_size
+
+    def read_into(self, buffer: ByteArray, offset: int, what: str) -> None:
+        """Fill the contiguous uint8 `buffer` from `offset`. `what` names the content in errors ("tensor x")."""
+        view = buffer.data.cast("B")
+        done = 0
+        while done < len(view):
+            if self._fd is None:
+                raise ModelError(f"{self.path}: was closed while {what} was being read.")
+            try:
+                count = os.preadv(self._fd, [view[done : done + _PIECE]], offset + done)
+            except OSError as error:
+                raise ModelError(f"{self.path}: {what} cannot be read ({_reason(error)}).") from error
+            if count == 0:
+                raise ModelError(
+                    f"{self.path}: {what} is incomplete, the file ends at byte {offset + done} but "
+                    f"{offset + len(view)} are needed; fetch the file again."
+                )
+            done += count
+
+    def read(self, offset: int, count: int, what: str) -> bytes:
+        """`count` bytes from `offset`; the caller has checked `count` against `size`."""
+        buffer = np.empty(count, np.uint8)
+        self.read_into(buffer, offset, what)
+        return buffer.tobytes()
+
+    def close(self) -> None:
+        with self._lock:
+            fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one tensor lies. shape: rows first; kind: a name of `gguf_types.KINDS`; offset: from the file's start."""
+
+    name: str
+    file: ReadOnlyFile
+    kind: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+def check_layout(path: Path, entries: list[TensorEntry], file_size: int) -> None:
+    """Refuse tensors that reach beyond the file or overlap one another."""
+    ordered = sorted(entries, key=lambda e: (e.offset, e.nbytes))
+    needed = max((e.offset + e.nbytes for e in ordered), default=0)
+    if needed > file_size:
+        short = next(e for e in ordered if e.offset + e.nbytes > file_size)
+        raise ModelError(
+            f"{path}: incomplete, tensor {short.name} does not fit: expected {needed} bytes, the file has {file_size}; "
+            "fetch it again."
+        )
+    for previous, entry in itertools.pairwise(ordered):
+        if previous.offset + previous.nbytes > entry.offset:
+            raise ModelError(f"{path}: tensors {previous.name} and {entry.name} overlap; the file is corrupt.")
+
+
+def refuse_wrong_content(path: Path, head: bytes, size: int) -> None:
+    """Name the usual things that are stored under a model's name without being one."""
+    if size == 0:
+        raise ModelError(f"{path}: the file is empty; fetch it again.")
+    if head.startswith(b"version https://git-lfs"):
+        expected = next((w for line in head.split(b"\n") if line.startswith(b"size ") for w in line[5:].split()), b"?")
+        raise ModelError(
+            f"{path}: is a Git LFS pointer, not the model: incomplete, expected "
+            f"{expected[:20].decode('ascii', 'replace')} bytes; run `git lfs pull` or fetch the file itself."
+        )
+    if head.lstrip()[:15].lower().startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
+        raise ModelError(f"{path}: is a web page, not a model; the download was refused or redirected, fetch it again.")
+    if not head.strip(b"\0"):
+        raise ModelError(f"{path}: starts with zeros only; the download is incomplete, fetch it again.")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`."""
+    file = ReadOnlyFile(path)
+    try:
+        if file.size > _MAX_JSON_BYTES:
+            raise ModelError(f"{path}: {file.size} bytes are too many for a JSON file of a model.")
+        raw = file.read(0, file.size, "its text")
+    finally:
+        file.close()
+    refuse_wrong_content(path, raw[:512], len(raw))
+    return parse_json_object(path, raw)
+
+
+def parse_json_object(path: Path, raw: bytes) -> dict[str, Any]:
+    """Parse UTF-8 JSON whose top level must be an object; duplicate keys are refused."""
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: is not valid JSON ({error}); fetch it again.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: must hold a JSON object, not a {type(value).__name__}.")
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"key {twice[:200]!r} appears twice")
+    return result
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,138 @@
+"""How a weight matrix becomes ONNX nodes: the file's own blocks where ONNX Runtime has a form for them.
+
+Forms (com.microsoft.MatMulNBits, blocks of 32 along the input, activations rounded to 8 bits per block):
+- Q4_0: w = d (q - 8): 4 bits with the default zero point, exact.
+- Q8_0: w = d (q - 128): 8 bits with the default zero point, exact.
+- Q4_1: w = d q + m = d (q - 8) + (m + 8 d): a 4-bit product, plus (m + 8 d) times the sum of each block of the input, in
+  float32. Exact in the weights; centring q keeps the rounding of activations from being multiplied by a large mean.
+- everything else: 8 bits, symmetric, rounded to nearest per block ("int8"), or plain float32 where asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.models.onnx_writer import MICROSOFT, GraphWriter
+from edgespec.models.weights import WeightFile
+
+BLOCK = 32
+_INT8_ACTIVATIONS = 4  # accuracy_level of MatMulNBits
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix as MatMulNBits takes it: w = scale * (q - 2^(bits-1)) + shift. q: uint8 [rows, cols/32, 32], one per byte."""
+
+    bits: int
+    q: npt.NDArray[np.uint8]
+    scale: FloatArray
+    shift: FloatArray | None
+
+    @property
+    def form(self) -> tuple[int, bool]:
+        """Matrices of the same form can be merged into one product."""
+        return self.bits, self.shift is not None
+
+
+def quantise_int8(matrix: FloatArray) -> Blocks:
+    """8-bit symmetric blocks, rounded to nearest. matrix: float32 [rows, cols], cols divisible by 32."""
+    blocks = matrix.reshape(matrix.shape[0], -1, BLOCK)
+    scale = np.abs(blocks).max(axis=-1) / np.float32(127)
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
+    q = np.rint(blocks * inverse[..., None]).astype(np.int16) + 128
+    return Blocks(8, q.astype(np.uint8), scale, None)
+
+
+def load_blocks(weights: WeightFile, name: str, weight_format: str) -> Blocks | None:
+    """The matrix `name` in the form that `weight_format` ("exact", "int8", "float32") asks for; None means float32."""
+    if weight_format == "float32" or weights.shape(name)[1] % BLOCK:
+        return None
+    own = weights.blocks(name) if weight_format == "exact" else None
+    if own is None:
+        return quantise_int8(weights.read(name))
+    if own.minimum is None:
+        return Blocks(own.bits, own.q, own.scale, None)
+    return Blocks(own.bits, own.q, own.scale, own.minimum + own.scale * np.float32(2 ** (own.bits - 1)))
+
+
+class LinearBuilder:
+    """Adds linear layers to a graph. Matrices that share an input are merged into one product where their forms agree."""
+
+    def __init__(self, writer: GraphWriter, weights: WeightFile, weight_format: str) -> None:
+        self._writer = writer
+        self._weights = weights
+        self._format = weight_format
+        self._sums: dict[str, str] = {}
+
+    def add(self, x: str, names: Sequence[str], out: str) -> str:
+        """out = concat over names of x @ name.weight^T + name.bias, along the last axis."""
+        parts = [load_blocks(self._weights, f"{name}.weight", self._format) for name in names]
+        forms = {None if part is None else part.form for part in parts}
+        if len(forms) == 1:
+            product = self._product(x, names, parts, f"{out}/product")
+        else:
+            singles = [self._product(x, [n], [p], f"{out}/product{i}") for i, (n, p) in enumerate(zip(names, parts, strict=True))]
+            product = self._writer.node("Concat", singles, f"{out}/concat", axis=-1)
+        bias = self._bias(names)
+        if bias is None:
+            return product
+        return self._writer.node("Add", [product, self._writer.constant(f"{out}/bias", bias)], f"{out}/biased")
+
+    def _bias(self, names: Sequence[str]) -> FloatArray | None:
+        have = set(self._weights.names())
+        if not any(f"{name}.bias" in have for name in names):
+            return None
+        rows = {name: self._weights.shape(f"{name}.weight")[0] for name in names}
+        zeros = {name: np.zeros(count, np.float32) for name, count in rows.items()}
+        return np.concatenate([self._weights.read(f"{n}.bias") if f"{n}.bias" in have else zeros[n] for n in names])
+
+    def _product(self, x: str, names: Sequence[str], parts: Sequence[Blocks | None], out: str) -> str:
+        blocks = [part for part in parts if part is not None]
+        if blocks:
+            return self.product(x, _stacked(blocks), out)
+        matrix = np.concatenate([self._weights.read(f"{name}.weight") for name in names])
+        return self._writer.node("MatMul", [x, self._writer.constant(f"{out}/weight", matrix.T)], out)
+
+    def product(self, x: str, blocks: Blocks, out: str, *, weight_name: str | None = None) -> str:
+        """out = x @ matrix^T for the matrix in `blocks`; `weight_name`: a constant that holds `blocks.q` already."""
+        writer = self._writer
+        rows, count, _ = blocks.q.shape
+        q = blocks.q if blocks.bits == 8 else blocks.q[..., 0::2] | (blocks.q[..., 1::2] << 4)
+        weight = writer.constant(weight_name or f"{out}/q", q)
+        scaled = writer.node(
+            "MatMulNBits",
+            [x, weight, writer.constant(f"{out}/scale", blocks.scale.reshape(-1))],
+            out if blocks.shift is None else f"{out}/scaled",
+            domain=MICROSOFT,
+            K=count * BLOCK,
+            N=rows,
+            bits=blocks.bits,
+            block_size=BLOCK,
+            accuracy_level=_INT8_ACTIVATIONS,
+        )
+        if blocks.shift is None:
+            return scaled
+        shift = writer.constant(f"{out}/shift", blocks.shift.T)
+        shifted = writer.node("MatMul", [self._block_sums(x, count * BLOCK), shift], f"{out}/shifted")
+        return writer.node("Add", [scaled, shifted], out)
+
+    def _block_sums(self, x: str, width: int) -> str:
+        """[..., width] -> [..., width / 32]. A product with a 0/1 matrix: one node, and as fast as a reduction."""
+        if x not in self._sums:
+            ones = np.kron(np.eye(width // BLOCK, dtype=np.float32), np.ones((BLOCK, 1), np.float32))
+            summing = self._writer.constant(f"block_sums/{width}", ones)
+            self._sums[x] = self._writer.node("MatMul", [x, summing], f"{x}/block_sums")
+        return self._sums[x]
+
+
+def _stacked(parts: Sequence[Blocks]) -> Blocks:
+    """Matrices of one form, one below the other."""
+    shifts = [part.shift for part in parts if part.shift is not None]
+    q, scale = np.concatenate([part.q for part in parts]), np.concatenate([part.scale for part in parts])
+    return Blocks(parts[0].bits, q, scale, np.concatenate(shifts) if shifts else None)

@@ -1,0 +1,103 @@
+"""What a request returns: the same objects for the Python API, the command line and files."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log probabilities at one generated position, from the target's raw logits (before bias, penalties, temperature).
+
+    margin: top-1 minus top-2 logit of that row; a margin near 0 is a near tie, which other widths or formats may flip.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """One piece of a stream. Concatenated `text` and `token_ids` equal the final result's exactly.
+
+    accepted: how many of `token_ids` were guessed by `draft` (the draft of the round that completed this piece).
+    finish_reason is None on all pieces but the last.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    draft: str | None
+    accepted: int
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class GenerationStats:
+    """Counters and seconds of one request. Decode figures leave out prefill; load times count completion.
+
+    tokens_per_second: tokens after the first, over the seconds from the first to the last emitted token.
+    mean_tokens_per_round: emitted tokens per target forward in the decode phase, bonus / corrected token included.
+    acceptance_rate: accepted / proposed draft tokens; acceptance_by_position[i]: accepted share of the proposals that
+    reached position i.
+    draft_share: rounds by draft name ("plain" = no draft was used).
+    fallback_share: share of rounds that ran on another draft than the planner's first choice.
+    """
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    new_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    time_to_first_token_s: float = 0.0
+    tokens_per_second: float = 0.0
+    prefill_tokens_per_second: float = 0.0
+    rounds: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
+    mean_tokens_per_round: float = 0.0
+    acceptance_rate: float = 0.0
+    acceptance_by_position: list[float] = field(default_factory=list)
+    draft_share: dict[str, int] = field(default_factory=dict)
+    fallback_share: float = 0.0
+    switches: int = 0
+    loads: int = 0
+    load_seconds_hidden: float = 0.0
+    load_seconds_exposed: float = 0.0
+    gamma_histogram: dict[int, int] = field(default_factory=dict)
+    predictor_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    bookkeeping_seconds: float = 0.0
+    peak_memory_bytes: int = 0
+    energy_joules: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """A finished (or cancelled) answer.
+
+    token_ids end with the stop token if one ended the answer (its text is not in `text`). With a stop string, `text` ends
+    right before it and token_ids end with the last token that contributes to `text`.
+    drafts[i]: name of the draft that guessed token i, or None if the target chose it (corrected, bonus, plain).
+    logprobs: one entry per token, or None unless asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    stats: GenerationStats
+    drafts: tuple[str | None, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)

@@ -1,0 +1,128 @@
+"""Measured seconds: one target forward over `width` tokens, one step of each draft."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_GUESSED_SECONDS = 0.01  # the plain step of an unmeasured device; only ratios matter until the first measurement
+_GUESSED_SLOPE = 0.25  # an unmeasured further token, in plain steps: between a flat GPU and a compute-bound CPU
+_GUESSED_DRAFT = 0.1  # an unmeasured draft step, in plain steps
+_RATE = 0.1  # weight of a new sample
+_COUPLING = 0.5  # how far the other widths move along: a hotter device or a longer context slows all of them
+_CURVE = 9  # widths worked out at once
+_OUTLIER = 3.0  # a sample counts at most this many times (or as little as 1 over it) of what was expected
+
+
+class CostTable:
+    """Seconds of `verify(width)` and of a draft's step, kept current by samples from real rounds.
+
+    Between measured widths the time is interpolated, beyond them extended by the last slope (never below the widest
+    measured one), and it never falls with the width: a measured dip is noise. Not locked: `AutoPlanner` does that.
+    """
+
+    def __init__(self, verify: Mapping[int, float] | None = None, drafts: Mapping[str, float] | None = None) -> None:
+        self._verify = {int(width): float(seconds) for width, seconds in (verify or {}).items()}
+        self._drafts = {str(name): float(seconds) for name, seconds in (drafts or {}).items()}
+        if any(width < 1 for width in self._verify):
+            raise ValueError("verify widths start at 1")
+        if not all(0 < s < math.inf for s in self._verify.values()):
+            raise ValueError("verify times must be positive, finite seconds")
+        if not all(0 <= s < math.inf for s in self._drafts.values()):
+            raise ValueError("draft times must be finite seconds, 0 or more")
+        self._curve: list[float] = []  # verify(1), verify(2), ... as far as asked for since the last sample
+
+    @property
+    def measured(self) -> bool:
+        """Whether any forward was timed; until then `verify` guesses."""
+        return bool(self._verify)
+
+    def verify(self, width: int) -> float:
+        """Seconds of one target forward over `width` >= 1 tokens."""
+        curve = self._curve
+        if len(curve) < width:
+            points = sorted(self._verify.items())
+            for at in range(len(curve) + 1, max(width, _CURVE) + 1):
+                curve.append(max(curve[-1] if curve else 0.0, _interpolated(points, at)))
+        return curve[width - 1]
+
+    def draft(self, name: str) -> float:
+        """Seconds of one step (one proposed token) of a draft."""
+        known = self._drafts.get(name)
+        return _GUESSED_DRAFT * self.verify(1) if known is None else known
+
+    def observe_verify(self, width: int, seconds: float) -> None:
+        """Take in the measured time of one forward over `width` tokens. Samples that are no time are ignored."""
+        if width < 1 or not 0 < seconds < math.inf:
+            return
+        self._curve.clear()
+        known = self._verify.get(width)
+        if known is None:
+            self._verify[width] = seconds
+            return
+        ratio = min(max(seconds / known, 1 / _OUTLIER), _OUTLIER)
+        own, along = ratio**_RATE, ratio ** (_RATE * _COUPLING)
+        for other in self._verify:
+            self._verify[other] *= own if other == width else along
+
+    def observe_draft(self, name: str, seconds: float) -> None:
+        """Take in the measured time of one step of a draft."""
+        if not 0 <= seconds < math.inf:
+            return
+        known = self._drafts.get(name)
+        if not known:
+            self._drafts[name] = seconds
+        else:
+            self._drafts[name] = known + _RATE * (min(seconds, _OUTLIER * known) - known)
+
+    def measure(
+        self,
+        forward: Callable[[int], object],
+        widths: Sequence[int],
+        *,
+        repeats: int = 3,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Time `forward(width)` on this device and replace what was known: one untimed call, then the median."""
+        measured = {}
+        for width in widths:
+            forward(width)
+            samples = []
+            for _ in range(repeats):
+                begin = clock()
+                forward(width)
+                samples.append(clock() - begin)
+            measured[width] = sorted(samples)[len(samples) // 2]
+        fresh = CostTable(measured, self._drafts)
+        self._verify = fresh._verify
+        self._curve.clear()
+
+    def to_json(self) -> dict[str, Any]:
+        """What was measured, as plain JSON values."""
+        return {"verify": {str(w): s for w, s in sorted(self._verify.items())}, "drafts": dict(self._drafts)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CostTable:
+        """The table that `to_json` wrote. Raises ValueError for anything else."""
+        try:
+            verify = {int(width): float(seconds) for width, seconds in data["verify"].items()}
+            drafts = {str(name): float(seconds) for name, seconds in data["drafts"].items()}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError("not a table of measured costs") from error
+        return cls(verify, drafts)
+
+
+def _interpolated(points: list[tuple[int, float]], width: int) -> float:
+    if not points:
+        return _GUESSED_SECONDS * (1 + _GUESSED_SLOPE * (width - 1))
+    if len(points) == 1:
+        known, seconds = points[0]
+        return seconds * (1 + _GUESSED_SLOPE * (width - 1)) / (1 + _GUESSED_SLOPE * (known - 1))
+    after = min(max(bisect.bisect_left(points, (width, 0.0)), 1), len(points) - 1)
+    (left, low), (right, high) = points[after - 1], points[after]
+    value = low + (high - low) * (width - left) / (right - left)
+    # Outside the measured range a noisy slope must not carry the line below what was measured or below zero.
+    return max(value, high) if width > right else max(value, 0.1 * low)

@@ -1,0 +1,105 @@
+"""CostTable: interpolation, samples, saving."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from predictor import CostTable
+
+MEASURED = {1: 9.0e-3, 2: 12.0e-3, 4: 17.2e-3, 8: 28.4e-3}
+
+
+def test_measured_widths_come_back_and_others_lie_between() -> None:
+    table = CostTable(MEASURED)
+    assert [table.verify(w) for w in MEASURED] == pytest.approx(list(MEASURED.values()))
+    assert table.verify(3) == pytest.approx((12.0e-3 + 17.2e-3) / 2)
+    assert table.verify(10) == pytest.approx(28.4e-3 + 2 * (28.4e-3 - 17.2e-3) / 4)
+
+
+def test_never_falls_with_the_width() -> None:
+    table = CostTable({1: 2.0, 2: 5.0, 3: 1.0, 6: 4.0})
+    curve = [table.verify(w) for w in range(1, 20)]
+    assert curve == sorted(curve)
+    assert min(curve) > 0
+
+
+def test_asking_in_any_order_gives_the_same_curve() -> None:
+    forwards, backwards = CostTable(MEASURED), CostTable(MEASURED)
+    assert [forwards.verify(w) for w in range(1, 17)] == [backwards.verify(w) for w in range(16, 0, -1)][::-1]
+
+
+def test_one_measured_width_scales_the_guess_and_an_unknown_draft_costs_a_part_of_a_step() -> None:
+    guess, table = CostTable(), CostTable({2: 0.5})
+    assert table.verify(2) == 0.5
+    assert table.verify(5) / table.verify(1) == pytest.approx(guess.verify(5) / guess.verify(1))
+    assert 0 < table.draft("unknown") < table.verify(1)
+    assert CostTable({1: 1.0}, {"ngram": 0.0}).draft("ngram") == 0.0
+
+
+def test_samples_move_their_width_towards_the_truth_and_the_others_along() -> None:
+    table = CostTable({1: 1.0, 4: 2.0})
+    for _ in range(200):
+        table.observe_verify(1, 2.0)
+    assert table.verify(1) == pytest.approx(2.0, rel=0.01)
+    assert 2.0 < table.verify(4) < 4.0
+    for _ in range(100):
+        table.observe_draft("a", 0.1)
+    assert table.draft("a") == pytest.approx(0.1)
+
+
+def test_one_outlier_hardly_moves_anything_and_what_is_no_time_nothing() -> None:
+    table = CostTable({1: 1.0}, {"a": 0.1})
+    table.observe_verify(1, 1000.0)
+    table.observe_draft("a", 1000.0)
+    assert table.verify(1) < 1.2
+    assert table.draft("a") < 0.13
+    before = table.to_json()
+    for nonsense in (math.nan, math.inf, -1.0, 0.0):
+        table.observe_verify(1, nonsense)
+    for nonsense in (math.nan, math.inf, -1.0):
+        table.observe_draft("a", nonsense)
+    table.observe_verify(0, 1.0)
+    assert table.to_json() == before
+
+
+def test_measure_takes_the_median_and_leaves_the_first_call_out() -> None:
+    now, calls = [0.0], []
+    seconds = {1: iter([100.0, 1.0, 50.0, 2.0]), 3: iter([100.0, 5.0, 4.0, 6.0])}
+
+    def forward(width: int) -> None:
+        calls.append(width)
+        now[0] += next(seconds[width])
+
+    table = CostTable({2: 77.0}, {"a": 0.5})
+    table.measure(forward, [1, 3], repeats=3, clock=lambda: now[0])
+    assert calls == [1] * 4 + [3] * 4
+    assert table.to_json() == {"verify": {"1": 2.0, "3": 5.0}, "drafts": {"a": 0.5}}
+
+
+def test_saved_and_loaded() -> None:
+    table = CostTable(MEASURED, {"a": 0.001})
+    again = CostTable.from_json(json.loads(json.dumps(table.to_json())))
+    assert again.to_json() == table.to_json()
+    assert again.verify(3) == table.verify(3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"verify": [], "drafts": {}},
+        {"verify": {"x": 1.0}, "drafts": {}},
+        {"verify": {"1": "fast"}, "drafts": {}},
+        {"verify": {"0": 1.0}, "drafts": {}},
+        {"verify": {"1": -1.0}, "drafts": {}},
+        {"verify": {"1": math.nan}, "drafts": {}},
+        {"verify": {"1": 1.0}, "drafts": {"a": math.inf}},
+        None,
+    ],
+)
+def test_damaged_files_are_refused(data: object) -> None:
+    with pytest.raises(ValueError):
+        CostTable.from_json(data)  # type: ignore[arg-type]
