@@ -54,8 +54,8 @@ $(VENV)/.bench: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || { \
-	  echo "edgespec needs Python 3.10 to 3.13, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1): say which to use with make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
+	  echo "edgespec needs Python 3.10 to 3.13, but '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo not there): say which to use with make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "'$(PYTHON)' cannot make a virtual environment: install its venv module (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 

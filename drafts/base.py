@@ -1,8 +1,8 @@
 """The protocol that every draft kind follows.
 
-A `Draft` is the shared, loaded thing (weights, or nothing for lookup); a `DraftSession` is its memory of one conversation.
-Drafts never see the target's logits of the tokens being judged, and can only cost speed: whatever they raise is caught by
-the round, which goes on without them.
+A `Draft` is the shared, loaded thing (weights, or nothing for lookup); a `DraftSession` is its memory of one
+conversation. Drafts never see the target's logits of the tokens being judged, and can only cost speed: whatever they
+raise is caught by the round, which goes on without them.
 """
 
 from __future__ import annotations

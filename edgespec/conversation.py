@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Conversation:
     """Made by `Engine.conversation`.
 
-    messages: [{"role", "content"}] of all finished turns, without the system prompt; may be edited between turns. An answer
-    that was cancelled stays in the history as far as it came; after an error the history is as before the turn.
+    messages: [{"role", "content"}] of all finished turns, without the system prompt; may be edited between turns. An
+    answer that was cancelled stays in the history as far as it came; after an error the history is as before the turn.
     system: the system prompt, or None for the model's own default. stats: of the last answer.
     """
 
@@ -37,7 +37,10 @@ class Conversation:
         return stream.result
 
     def stream(self, text: str, params: SamplingParams | None = None) -> Stream:
-        """The answer to the user's `text`, piece by piece. Raises PromptError and ParameterError before any model work."""
+        """The answer to the user's `text`, piece by piece.
+
+        Raises PromptError and ParameterError before any model work.
+        """
         return self._answer([*self.messages, {"role": "user", "content": text}], params)
 
     def regenerate(self, params: SamplingParams | None = None) -> Stream:

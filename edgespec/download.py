@@ -222,9 +222,7 @@ def _fetch_some(url: str, part: Path, label: str, progress: Progress | None) -> 
         start, total = _reply_range(reply, have)
         if total is not None:
             _check_space(part, total - start, label)
-        with part.open("r+b" if start else "wb") as sink:
-            sink.seek(start)
-            sink.truncate()
+        with part.open("ab" if start else "wb") as sink:
             done = start
             while True:
                 if progress is not None:

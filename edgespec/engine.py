@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
 from types import TracebackType
@@ -37,8 +37,8 @@ AUTO_DRAFTS = ("ngram",)
 class Stream:
     """An answer on its way: iterate over its `TextDelta`s. Leaving the loop, `close` and `cancel` end it safely.
 
-    `cancel` may be called from another thread; the answer ends with the round that is running. `result` is the answer so
-    far, final when the iteration is over.
+    `cancel` may be called from another thread; the answer ends with the round that is running. `result` is the answer
+    so far, final when the iteration is over.
     """
 
     def __init__(self, generation: Generation, finished: Callable[[GenerationResult], None] | None = None) -> None:
@@ -64,7 +64,7 @@ class Stream:
         result = self._generation.result
         return replace(result, stats=replace(result.stats, peak_memory_bytes=peak_memory_bytes()))
 
-    def _run(self) -> Iterator[TextDelta]:  # type: ignore[override]
+    def _run(self) -> Generator[TextDelta, None, None]:
         failed = False
         try:
             yield from self._generation.deltas()
@@ -120,12 +120,13 @@ class Engine:
     ) -> Engine:
         """Load a model and its drafts.
 
-        model: a catalogue name ("smollm2-135m", the default), a folder, a .gguf file, or a hub id. drafts: "auto", a name
-        or path, several of them, or None for plain decoding. Everything not given comes from `config`, else from the
-        configuration file and environment (see `RuntimeConfig`). A draft that cannot be used is reported in `drafts` and
-        by one warning; only the target's failure is an error (ModelError, CatalogError, ConfigError, MemoryBudgetError).
+        model: a catalogue name ("smollm2-135m", the default), a folder, a .gguf file, or a hub id. drafts: "auto", a
+        name or path, several of them, or None for plain decoding. Everything not given comes from `config`, else from
+        the configuration file and environment (see `RuntimeConfig`). A draft that cannot be used is reported in
+        `drafts` and by one warning; only the target's failure is an error (ModelError, CatalogError, ConfigError,
+        MemoryBudgetError).
         """
-        arguments = {
+        arguments: dict[str, Any] = {
             "model": model,
             "drafts": None if drafts == "auto" else _listed(drafts),
             "gamma": gamma,
@@ -279,7 +280,9 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _planner(self) -> Planner:

@@ -1,7 +1,7 @@
 """Errors that edgespec raises on purpose.
 
-Each message is one or two sentences that name the thing (file, tensor, parameter, key) and what to do about it. The command
-line prints the message alone and exits with 2; everything else is a defect and keeps its traceback.
+Each message is one or two sentences that name the thing (file, tensor, parameter, key) and what to do about it. The
+command line prints the message alone and exits with 2; everything else is a defect and keeps its traceback.
 """
 
 from __future__ import annotations

@@ -121,4 +121,3 @@ def _explain(repo: str, filename: str | None, error: Exception) -> CatalogError:
     return CatalogError(f"{repo} cannot be fetched from the hub: {type(error).__name__}: {reason}")
 
 
-_cached = cached

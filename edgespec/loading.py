@@ -118,7 +118,9 @@ class _Unusable(Draft):
         pass
 
 
-def _standalone(label: str, name: str, config: RuntimeConfig, target: Target, progress: Progress | None) -> StandaloneDraft:
+def _standalone(
+    label: str, name: str, config: RuntimeConfig, target: Target, progress: Progress | None
+) -> StandaloneDraft:
     path = catalog.resolve(name, home=config.home, progress=progress)
     home = catalog.home(config.home)
     with open_weights(path) as weights:
@@ -147,7 +149,9 @@ def _fitting_context(config: RuntimeConfig, weights: WeightFile) -> int:
     need = {"target": planned_bytes(weights, _device(config), config.weight_format), "workspace": _WORKSPACE}
     if config.context is not None:
         if config.context > spec.max_positions:
-            raise ModelError(f"a context of {config.context} is more than the {spec.max_positions} positions of {weights.path}")
+            raise ModelError(
+                f"a context of {config.context} is more than the {spec.max_positions} positions of {weights.path}"
+            )
         _check_memory(config, need | {"KV cache": config.context * position})
         return config.context
     longest = min(DEFAULT_CONTEXT, spec.max_positions)

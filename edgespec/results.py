@@ -85,10 +85,10 @@ class GenerationStats:
 class GenerationResult:
     """A finished (or cancelled) answer.
 
-    token_ids end with the stop token if one ended the answer (its text is not in `text`). With a stop string, `text` ends
-    right before it and token_ids end with the last token that contributes to `text`.
-    drafts[i]: name of the draft that guessed token i, or None if the target chose it (corrected, bonus, plain).
-    logprobs: one entry per token, or None unless asked for.
+    token_ids end with the stop token if one ended the answer (its text is not in `text`). With a stop string, `text`
+    ends right before it and token_ids end with the last token that contributes to `text`. drafts[i]: name of the draft
+    that guessed token i, or None if the target chose it (corrected, bonus, plain). logprobs: one entry per token, or
+    None unless asked for.
     """
 
     text: str

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS, _HEAD = 32, 64, 2, 4, 2, 8
+_HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS, _HEAD = 32, 64, 2, 2, 1, 16
 _TOKENS = 258  # two special tokens and the 256 bytes
 _GAMMAS = (1, 2, 3, 5, 8)
 _PROMPT = "a b a b a b c a b a b"
+_SEED = 3  # its answer repeats itself in places, so that some guesses hold and others do not
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class SelfTest:
     problem: str | None
 
 
-def write_random_model(folder: Path, seed: int = 0) -> Path:
+def write_random_model(folder: Path, seed: int = _SEED) -> Path:
     """Write a complete float32 llama folder (config, weights, byte tokenizer) of about 100 kB and return it."""
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
@@ -118,12 +119,16 @@ def run(load: Callable[..., Any], *, new_tokens: int = 48) -> SelfTest:
 
     load: `Engine.from_pretrained` (or a stand-in). Errors of the engine go to the caller.
     """
-    from edgespec.decoding.sampling import SamplingParams
+    from edgespec.config import RuntimeConfig
+    from edgespec.decoding.params import SamplingParams
 
     params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
     with tempfile.TemporaryDirectory(prefix="edgespec-selftest-") as name:
-        folder = str(write_random_model(Path(name)))
-        with load(folder, drafts=["ngram"], gamma=4, device="cpu", weight_format="float32", threads=1) as engine:
+        folder = write_random_model(Path(name))
+        config = RuntimeConfig(
+            model=str(folder), drafts=("ngram",), gamma=4, device="cpu", weight_format="float32", threads=1, home=folder
+        )
+        with load(config=config) as engine:
             engine.use_draft("off")
             plain = engine.generate(_PROMPT, params, raw=True).token_ids
             engine.use_draft("auto")

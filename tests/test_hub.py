@@ -118,6 +118,7 @@ def test_only_safe_files_are_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "model.pt",
         "modeling_x.py",
         "onnx/model.safetensors",
+        "model-old/a.safetensors",
         "consolidated.safetensors",
         "README.md",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from pathlib import Path
@@ -91,12 +92,32 @@ def test_threads_record_without_loss() -> None:
     threads = [threading.Thread(target=record) for _ in range(4)]
     for thread in threads:
         thread.start()
-    while any(thread.is_alive() for thread in threads):
-        tracer.chrome()  # reading meanwhile must not fail
     for thread in threads:
         thread.join()
     assert len(tracer.events()) == 8_000
     assert tracer.dropped == 0
+
+
+def test_reading_while_another_thread_records() -> None:
+    tracer = Tracer(capacity=2_000)
+    stop = threading.Event()
+
+    def record() -> None:
+        while not stop.is_set():
+            tracer.event("step", 0, 1)
+
+    thread = threading.Thread(target=record)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # makes an unguarded iteration fail at once
+    thread.start()
+    try:
+        for _ in range(200):
+            assert len(tracer.events()) <= 2_000
+            assert tracer.dropped >= 0
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
 
 
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from edgespec.errors import ConfigError
 FAILED, INTERRUPTED = 1, 130
 PREFILL_TOKENS = 900
 MOST_NEW_TOKENS = 1024
+TABLE_WIDTH = 120  # where the output is no terminal
 DEFAULT_MODEL = "smollm2-135m"
 
 
@@ -273,4 +274,5 @@ def _publish(
     if args.json:
         report.write_json(document, "-", sys.stdout.write)
     else:
-        tables(document, Console())
+        console = Console()
+        tables(document, console if console.is_terminal else Console(width=TABLE_WIDTH))

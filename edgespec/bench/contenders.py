@@ -126,8 +126,8 @@ RATIOS = (
     Ratio("ngram-float32/transformers-lookup copying", "ngram-float32", "transformers-lookup", ("copying",)),
 )
 
-# Pairs whose answers must be the same tokens: a draft may never change the text.
-MUST_EQUAL = (("ngram", "plain"), ("ngram-float32", "plain-float32"))
+# Pairs whose answers must be the same tokens: a draft may never change the text, and in float32 nor may the engine.
+SAME_TEXT = (("ngram", "plain"), ("ngram-float32", "plain-float32"), ("plain-float32", "transformers"))
 
 
 def choose(names: Sequence[str] | None, *, quick: bool = False) -> list[Contender]:

@@ -38,7 +38,7 @@ def speed_tables(document: dict[str, Any], console: Console) -> None:
 
 def _contenders(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="Tokens per second (medians)")
-    table.add_column("contender")
+    table.add_column("contender", no_wrap=True)
     for heading in ("prefill", "domains", "copying", "prose", "first token", "peak memory"):
         table.add_column(heading, justify="right")
     table.add_column("status")
@@ -58,7 +58,7 @@ def _contenders(rows: list[dict[str, Any]]) -> Table:
 
 def _ratios(ratios: dict[str, float]) -> Table:
     table = Table(title="Ratios (median over pairs, lowest and highest pair)")
-    table.add_column("ratio")
+    table.add_column("ratio", no_wrap=True)
     for heading in ("median", "min", "max"):
         table.add_column(heading, justify="right")
     for name, value in ratios.items():
@@ -69,7 +69,7 @@ def _ratios(ratios: dict[str, float]) -> Table:
 
 def _widths(widths: dict[str, dict[str, float]]) -> Table:
     table = Table(title="Milliseconds of one forward by tokens, at position 200")
-    table.add_column("contender")
+    table.add_column("contender", no_wrap=True)
     columns = list(next(iter(widths.values())))
     for column in columns:
         table.add_column(column, justify="right")

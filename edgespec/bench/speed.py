@@ -86,10 +86,9 @@ class Result:
         return {(failure.prompt, failure.repeat) for failures in self.failures.values() for failure in failures}
 
     def kept(self, name: str) -> dict[tuple[str, int], Answer]:
-        """A contender's answers that count; empty if it has an error."""
+        """A contender's answers that count."""
         excluded = self.excluded()
-        answers = {} if name in self.errors else self.answers.get(name, {})
-        return {key: answer for key, answer in answers.items() if key not in excluded}
+        return {key: answer for key, answer in self.answers.get(name, {}).items() if key not in excluded}
 
 
 class Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from edgespec.bench.contenders import MUST_EQUAL, RATIOS, Contender, Ratio
+from edgespec.bench.contenders import RATIOS, SAME_TEXT, Contender, Ratio
 from edgespec.bench.measure import Answer, first_difference, spread
 from edgespec.bench.speed import Result
 
@@ -13,6 +13,7 @@ from edgespec.bench.speed import Result
 NEAR_TIE = {"float32": 1e-3, "exact": 0.5, "int8": 0.5}
 STALE_PROMPT_FACTOR = 1.25
 BUSY_SHARE = 0.1
+IDLE_SHARE = 0.02
 GROUPS = ("domain", "copying", "prose")
 
 GapOf = Callable[[str, list[int], int, int], dict[str, float]]  # (weight format, ids, left, right) -> margin, gap
@@ -95,18 +96,18 @@ _SUMMED = ("rounds", "decode_seconds", "accepted_tokens", "proposed_tokens", "bo
 
 def _warnings(result: Result, contender: Contender, answers: dict[tuple[str, int], Answer]) -> list[str]:
     found = []
-    for others, idle in [_disturbance(result, contender.name)]:
-        if others > BUSY_SHARE:
-            found.append(f"other processes used {others:.0%} of the machine while this ran")
-        if idle > 0.02:
-            found.append(f"waiting contenders used {idle:.0%} of the machine while this ran")
+    others, idle = _disturbance(result, contender.name)
+    if others > BUSY_SHARE:
+        found.append(f"other processes used {others:.0%} of the machine while this ran")
+    if idle > IDLE_SHARE:
+        found.append(f"waiting contenders used {idle:.0%} of the machine while this ran")
     limit = result.plan.new_tokens
     groups = {prompt.name: prompt.group for prompt in result.plan.prompts}
     short = sum(1 for key, a in answers.items() if groups[key[0]] != "prefill" and len(a.token_ids) < limit)
     if short:
         found.append(f"{short} answers are shorter than {limit} tokens")
     drift = _later_over_first(result, answers)
-    if drift is not None and drift > STALE_PROMPT_FACTOR:
+    if drift is not None and drift > STALE_PROMPT_FACTOR and others <= BUSY_SHARE:
         found.append(
             f"repeats of a prompt ran {drift:.2f} times as fast as its first run: something is kept between runs"
         )
@@ -194,7 +195,7 @@ def equality(result: Result, gap_of: GapOf | None = None) -> dict[str, dict[str,
     prompts = {prompt.name: prompt for prompt in result.plan.prompts}
     formats = {contender.name: str(contender.options.get("weight_format", "")) for contender in result.plan.contenders}
     published = {}
-    for name, reference in MUST_EQUAL:
+    for name, reference in SAME_TEXT:
         left, right = result.kept(name), result.kept(reference)
         keys = sorted(key for key in left.keys() & right.keys() if prompts[key[0]].group != "prefill")
         if not keys:

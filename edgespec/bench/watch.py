@@ -9,6 +9,8 @@ from typing import Protocol
 
 import psutil
 
+SHORTEST = 0.05  # seconds; the system counts processor time in steps of about 0.01 s
+
 
 class HasCpuSeconds(Protocol):
     """Anything that knows how much processor time it has used."""
@@ -37,6 +39,6 @@ class Watch:
         """Of all processor time of this machine during the run: other processes' share, and that of idle contenders."""
         wall, busy, own, idle = (after - before for after, before in zip(self._read(), self._before))
         whole = wall * (os.cpu_count() or 1)
-        if whole <= 0:
+        if wall < SHORTEST:
             return 0.0, 0.0
         return max(0.0, min(1.0, (busy - own - idle) / whole)), max(0.0, idle / whole)

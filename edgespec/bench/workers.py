@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -105,7 +106,9 @@ class Worker:
             self.kill()
             code = None
         last = self._last_error_line()
-        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
+        how = f"ended with code {code}"
+        if code is not None and code < 0:
+            how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
         return f"the worker {how}" + (f": {last}" if last else "")
 
     def _last_error_line(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,9 @@ from edgespec.cli.terminal import Output, interrupt_calls, is_terminal, replace_
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
+    from edgespec.conversation import Conversation
     from edgespec.decoding.params import SamplingParams
-    from edgespec.engine import Conversation, Engine
+    from edgespec.engine import Engine, Stream
     from edgespec.results import GenerationResult
 
 logger = logging.getLogger(__name__)
@@ -85,51 +86,49 @@ class Chat:
         self.last: GenerationResult | None = None
         self.totals = Totals()
 
-    def answer(self, question: str) -> bool:
-        """Answer and show the answer; True if Ctrl-C stopped it.
+    def answer(self, start: Callable[[SamplingParams], Stream]) -> bool:
+        """Start an answer and show it; True if Ctrl-C stopped it.
 
         What was shown of a stopped answer stays in the chat. A turn that failed, or showed nothing, leaves no trace.
         """
-        before = [dict(message) for message in self.conversation.messages]
+        before = list(self.conversation.messages)
         try:
-            stream = self.conversation.stream(question, self.params)
+            stream = start(self.params)
             with closing(stream), interrupt_calls(stream.cancel) as pressed:
                 for delta in stream:
                     self.answers.write(delta.text)
                 result = stream.result
         except BaseException:
-            self._restore(before)
+            self.conversation.messages = before
             raise
         finally:
             self.answers.fresh_line()
         if pressed.is_set() and not result.text:
-            self._restore(before)
+            self.conversation.messages = before
         self.last = result
         self.totals.add(result)
+        self._show_status(result)
+        return pressed.is_set()
+
+    def send(self, text: str) -> bool:
+        """Answer `text` with the attached files before it; they stay attached if that fails."""
+        question = "".join(self.attachments) + text
+        interrupted = self.answer(lambda params: self.conversation.stream(question, params))
+        self.attachments.clear()
+        return interrupted
+
+    def _show_status(self, result: GenerationResult) -> None:
         if self.show_status:
             self.notes.line(report.status_line(result, self.engine.memory_bytes()), dim=True)
         note = report.finish_note(result, self.params.max_new_tokens)
         if note and self.answers.is_terminal:
             self.notes.line(f"{note} /set max_new_tokens=N allows more; /clear frees the context.", dim=True)
-        return pressed.is_set()
 
-    def send(self, text: str) -> bool:
-        """Answer `text` with the attached files before it; they stay attached if that fails."""
-        interrupted = self.answer("".join(self.attachments) + text)
-        self.attachments.clear()
-        return interrupted
-
-    def _restore(self, messages: list[dict[str, str]]) -> None:
-        if [dict(message) for message in self.conversation.messages] != messages:
-            self.replace_conversation(self.conversation.system, messages)
-
-    def replace_conversation(self, system: str | None, messages: Sequence[dict[str, str]]) -> None:
+    def replace_conversation(self, system: str | None, messages: Sequence[Mapping[str, Any]]) -> None:
         """Go on with other messages. If the engine refuses them, the chat is as before."""
-        new = self.engine.conversation(system=system, messages=[dict(message) for message in messages])
-        old, self.conversation = self.conversation, new
-        close = getattr(old, "close", None)
-        if close is not None:
-            close()
+        new = self.engine.conversation(system=system, messages=messages)
+        self.conversation.close()
+        self.conversation = new
 
 
 def run(args: argparse.Namespace) -> int:
@@ -148,8 +147,7 @@ def run(args: argparse.Namespace) -> int:
         if question is not None:
             chat.notes = stderr() if args.stats else notes
             return INTERRUPTED if chat.send(question) else 0
-        for line in runtime.describe(engine, config):
-            notes.line(line, dim=True)
+        notes.line(runtime.describe(engine, config), dim=True)
         notes.line("/help lists the commands, Ctrl-D leaves.", dim=True)
         return _converse(chat, None if args.no_history else runtime.history_file(config), debug=args.debug)
 

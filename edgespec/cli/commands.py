@@ -9,7 +9,7 @@ import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgespec.cli import report, transcript
 from edgespec.cli.options import SAMPLING, gamma_value, parse_setting
@@ -101,20 +101,14 @@ def _clear(chat: Chat, argument: str) -> None:
 
 
 def _regen(chat: Chat, argument: str) -> None:
-    question = _last_question(chat)
+    _last_question(chat)
     if chat.params.temperature == 0:
         chat.notes.line(
             "Temperature is 0, so the same answer comes again; /set temperature=0.8 allows others.", dim=True
         )
     elif chat.params.seed is not None:
         chat.notes.line("The seed is fixed, so the same answer comes again; /set seed=default allows others.", dim=True)
-    kept = [dict(message) for message in chat.conversation.messages]
-    chat.conversation.undo()
-    try:
-        chat.answer(question)
-    except BaseException:
-        chat.replace_conversation(chat.conversation.system, kept)
-        raise
+    chat.answer(chat.conversation.regenerate)
 
 
 def _undo(chat: Chat, argument: str) -> None:
@@ -150,7 +144,10 @@ def _set(chat: Chat, argument: str) -> None:
         raise CommandError("/set wants NAME=VALUE, such as /set temperature=0.8; /set alone shows all settings.")
     name = name.replace("-", "_")
     if name == "gamma":
-        chat.engine.gamma = _gamma(value)
+        try:
+            chat.engine.gamma = gamma_value("auto" if value == "default" else value)
+        except ParameterError as error:
+            raise ParameterError(f"gamma {error}.") from None
         chat.notes.line(f"gamma = {chat.engine.gamma}", dim=True)
         return
     if name not in SAMPLING:
@@ -161,15 +158,6 @@ def _set(chat: Chat, argument: str) -> None:
     new = getattr(default, name) if value in ("default", "none", "None") else parse_setting(name, value)
     chat.params = dataclasses.replace(chat.params, **{name: new})
     chat.notes.line(f"{name} = {getattr(chat.params, name)}", dim=True)
-
-
-def _gamma(text: str) -> Any:
-    from edgespec.config import RuntimeConfig
-
-    try:
-        return RuntimeConfig.load(env={}, gamma=gamma_value("auto" if text == "default" else text)).gamma
-    except ParameterError as error:
-        raise ParameterError(f"gamma {error}.") from None
 
 
 def _stats(chat: Chat, argument: str) -> None:

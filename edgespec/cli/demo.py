@@ -23,18 +23,19 @@ REPEATS = 2  # of each way, interleaved, so that a busy moment does not hit one 
 
 PROMPTS = {
     "code": """\
-Rename the variable `n` to `count` in this function and write out the whole new function.
+Reformat this module: one blank line between the functions instead of two. Write out the whole module.
 
 ```python
+def celsius_to_fahrenheit(celsius):
+    return celsius * 9 / 5 + 32
+
+
+def fahrenheit_to_celsius(fahrenheit):
+    return (fahrenheit - 32) * 5 / 9
+
+
 def average(values):
-    n = 0
-    total = 0.0
-    for value in values:
-        n = n + 1
-        total = total + value
-    if n == 0:
-        return None
-    return total / n
+    return sum(values) / len(values)
 ```""",
     "maths": "A baker fills 14 trays with 12 rolls each and sells 95 rolls. How many are left? Show the steps.",
     "summary": """\
@@ -91,8 +92,7 @@ def run(args: argparse.Namespace) -> int:
     totals = (Side(), Side())
     config = runtime.configured(args)
     with runtime.open_engine(args, config) as engine:
-        for line in runtime.describe(engine, config):
-            output.line(line, dim=True)
+        output.line(runtime.describe(engine, config), dim=True)
         _warm_up(engine, dataclasses.replace(params, max_new_tokens=8))
         for domain, prompt in PROMPTS.items():
             output.line()

@@ -226,7 +226,8 @@ def _model(args: argparse.Namespace) -> list[Check]:
         ]
     with open_weights(path) as weights:
         spec = weights.spec
-        detail = f"{name}: {spec.architecture}, {spec.num_layers} layers, context {spec.max_positions}, at {path}"
+        where = "" if str(path) == name else f", at {path}"
+        detail = f"{name}: {spec.architecture}, {spec.num_layers} layers, context {spec.max_positions}{where}"
     return [Check("model", "ok", detail)]
 
 
@@ -238,7 +239,7 @@ def _local_path(name: str) -> Path | None:
         return path
     repo, _, filename = name.partition(":")
     if hub.HUB_ID.fullmatch(repo):
-        return hub._cached(repo, filename or None)
+        return hub.cached(repo, filename or None)
     return catalog.resolve(name)  # raises the sentence that says what is wrong with the name
 
 

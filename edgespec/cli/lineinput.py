@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -41,7 +42,8 @@ def unfold(text: str) -> str:
     if body.startswith(QUOTES):
         inner = body[len(QUOTES) :]
         end = inner.rfind(QUOTES)
-        return (inner if end < 0 else inner[:end] + inner[end + len(QUOTES) :]).strip("\n")
+        text = inner if end < 0 else inner[:end] + inner[end + len(QUOTES) :]
+        return re.sub(r"\n[ \t]*\Z", "", text).removeprefix("\n")  # the editor indents the line of the closing quotes
     lines = text.split("\n")
     return "\n".join([*(line[:-1] if _goes_on(line) else line for line in lines[:-1]), lines[-1]])
 

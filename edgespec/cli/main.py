@@ -110,12 +110,12 @@ def _run(words: list[str], debug: bool) -> int:
 
 def _log_to_stderr(*, debug: bool, quiet: bool) -> None:
     """Warnings of the engine as single lines on stderr; in detail with --debug, none with --quiet."""
-    logger = logging.getLogger("edgespec")
-    for handler in [handler for handler in logger.handlers if isinstance(handler, _StderrHandler)]:
-        logger.removeHandler(handler)
-    logger.addHandler(_StderrHandler())
-    logger.propagate = False
-    logger.setLevel(logging.DEBUG if debug else logging.ERROR if quiet else logging.WARNING)
+    for name in ("edgespec", "drafts", "predictor"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler for handler in logger.handlers if not isinstance(handler, _StderrHandler)]
+        logger.addHandler(_StderrHandler())
+        logger.propagate = False
+        logger.setLevel(logging.DEBUG if debug else logging.ERROR if quiet else logging.WARNING)
 
 
 class _StderrHandler(logging.Handler):

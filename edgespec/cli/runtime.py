@@ -43,19 +43,7 @@ def open_engine(args: argparse.Namespace, config: RuntimeConfig) -> Iterator[Eng
             tracer = Tracer()
             stack.callback(tracer.write, args.trace)
         with LazyProgress(enabled=not args.quiet, message=f"loading {config.model} ...") as progress:
-            engine = engine_class().from_pretrained(
-                config.model,
-                drafts=config.drafts if config.drafts == "auto" else list(config.drafts) or None,
-                gamma=config.gamma,
-                memory_budget=config.memory_budget,
-                device=config.device,
-                weight_format=config.weight_format,
-                threads=config.threads,
-                context=config.context,
-                progress=progress,
-                tracer=tracer,
-                config=config,
-            )
+            engine = engine_class().from_pretrained(config=config, progress=progress, tracer=tracer)
         yield stack.enter_context(engine)
 
 
@@ -86,7 +74,7 @@ class LazyProgress:
         self._stack.close()
 
     def __call__(self, label: str, done: int, total: int | None) -> None:
-        if not self._enabled:
+        if not self._enabled or stderr().stream is None:
             return
         if self._show is None:
             stderr().transient("")
@@ -96,15 +84,12 @@ class LazyProgress:
         self._show(label, done, total)
 
 
-def describe(engine: Engine, config: RuntimeConfig) -> list[str]:
-    """What is running: model, weights, device; and each draft with its state."""
+def describe(engine: Engine, config: RuntimeConfig) -> str:
+    """One line about what is running: model, weights, and each draft with its state."""
     drafts = [name if status == "active" else f"{name} (failed)" for name, status in engine.drafts.items()]
-    weights = (
-        f"{config.weight_format} weights"
-        if config.device == "auto"
-        else f"{config.weight_format} weights on {config.device}"
-    )
-    return [f"{config.model}, {weights}; gamma {engine.gamma}; drafts: {', '.join(drafts) or 'none, plain decoding'}"]
+    weights = f"{config.weight_format} weights" + ("" if config.device == "auto" else f" on {config.device}")
+    parts = [f"{config.model}, {weights}", f"context {engine.context}", f"gamma {engine.gamma}"]
+    return "; ".join([*parts, f"drafts: {', '.join(drafts) or 'none, plain decoding'}"])
 
 
 def history_file(config: RuntimeConfig) -> Path:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from edgespec.decoding.sampling import LogitsPipeline, draw
 
 FloatArray = npt.NDArray[np.float32]
-Probabilities = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +81,21 @@ def _judge_sampled(
     p = pipeline.probabilities(logits, before)
     if not 0 <= token < len(p):
         return draw(p, rng)
-    q = _proposal_law(token, row, len(p))
-    if rng.random() * q[token] < p[token]:
-        return None
-    residual = np.maximum(p - q, 0.0)
+    if row is None or not _drawable(row, token, p.shape):
+        # One-hot q. Exact whatever the draft did: the guess x stands with p(x), and all others keep their share of p.
+        if rng.random() < p[token]:
+            return None
+        residual = p.copy()
+        residual[token] = 0.0
+    else:
+        total = row.sum(dtype=np.float64)  # 1 but for rounding, which must not tilt the law
+        if rng.random() * (row[token] / total) < p[token]:
+            return None
+        residual = np.maximum(p - np.divide(row, total, dtype=np.float64), 0.0)
     # Without rounding a rejection leaves something over (q(x) > p(x) somewhere means p > q elsewhere).
     return draw(residual if residual.sum() > 0.0 else p, rng)
 
 
-def _proposal_law(token: int, row: FloatArray | None, size: int) -> Probabilities:
-    """q as float64. A row that cannot have produced `token` is replaced by the one-hot law.
-
-    That is exact whatever the draft did: given the guess x, it stands with p(x), and all others keep their share of p.
-    """
-    if row is not None and row.shape == (size,) and row[token] > 0:
-        law = row.astype(np.float64)
-        total = law.sum()
-        if np.isfinite(total) and law.min() >= 0.0:
-            return law / total
-    one_hot = np.zeros(size, np.float64)
-    one_hot[token] = 1.0
-    return one_hot
+def _drawable(row: FloatArray, token: int, shape: tuple[int, ...]) -> bool:
+    """Whether `token` can have been drawn from `row`."""
+    return row.shape == shape and bool(row[token] > 0 and row.min() >= 0 and row.max() < np.inf)

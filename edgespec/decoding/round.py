@@ -15,16 +15,16 @@ import numpy as np
 
 from drafts.base import FloatArray, Proposal
 from edgespec.decoding.acceptance import Outcome, accept
+from edgespec.decoding.counts import TO_SECONDS, Counts
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.sampling import LogitsPipeline, token_logprob
 from edgespec.decoding.session import Session
 from edgespec.decoding.stopping import Answer
-from edgespec.results import GenerationResult, GenerationStats, TextDelta
+from edgespec.results import GenerationResult, GenerationStats, TextDelta, TokenLogprob
 from predictor.planner import PLAIN, Candidate, FixedPlanner, Observation, Plan, Planner
 
 _SEEDED_GAMMA = 3
 _SHADOW = 4  # tokens of a guess that is only compared
-_TO_SECONDS = 1e-9
 
 
 class Generation:
@@ -56,15 +56,17 @@ class Generation:
             eos_ids=session.eos_ids,
             prompt=self.prompt,
         )
-        stop_ids = frozenset() if params.ignore_eos else session.eos_ids
-        self._answer = Answer(params, session.tokenizer, stop_ids=stop_ids)
+        self._answer = self._empty_answer()
+        self._pushed: list[tuple[int, str | None, TokenLogprob | None]] = []  # what the answer is made of
+        self._taken_at = 0  # how much of it was there at the last `take`
+        self._committing = False
         judging, drafting = np.random.SeedSequence(params.seed).spawn(2)
         self._rng = np.random.default_rng(judging)
         self._choose = self._pipeline.draft_choose(np.random.default_rng(drafting))
         self._planner: Planner = session.planner
         if not (params.greedy or params.seed is None or session.planner.reproducible):
             self._planner = FixedPlanner(None, _SEEDED_GAMMA)
-        self._counts = _Counts(session, len(self.prompt))
+        self._counts = Counts(session.statuses, len(self.prompt))
         self._cancelled = False
         self._begun = False
         self._closed = False
@@ -72,6 +74,10 @@ class Generation:
         self._last_draft: str | None = None
         session.turn += 1
         self._turn = session.turn
+
+    def _empty_answer(self) -> Answer:
+        stop_ids = frozenset() if self.params.ignore_eos else self.session.eos_ids
+        return Answer(self.params, self.session.tokenizer, stop_ids=stop_ids)
 
     # What the caller sees
 
@@ -96,6 +102,8 @@ class Generation:
             if self.finished:
                 self.close()
         except BaseException:
+            if self._committing:
+                self._remake_answer()
             self.close()
             raise
         return not self.finished
@@ -105,6 +113,7 @@ class Generation:
         if self._last_taken:
             return None
         text, token_ids, drafts = self._answer.take()
+        self._taken_at = len(self._pushed)
         if not (text or token_ids or self.finished):
             return None
         self._last_taken = self.finished
@@ -131,6 +140,17 @@ class Generation:
         if self._begun and self._turn == self.session.turn:
             self.session.truncate(len(self.prompt) + len(self._answer.token_ids))
         self._closed = True
+
+    def _remake_answer(self) -> None:
+        """Ctrl-C inside a push may leave text, ids and logprobs at different tokens: push what was committed anew."""
+        answer = self._empty_answer()
+        for place, entry in enumerate(self._pushed):
+            if place == self._taken_at:
+                answer.take()
+            answer.push(*entry)
+        if len(self._pushed) == self._taken_at:
+            answer.take()
+        self._answer = answer
 
     @property
     def stats(self) -> GenerationStats:
@@ -165,7 +185,7 @@ class Generation:
             self.close()
             return
         self._commit(logits, [], accept([], [], logits, self._pipeline, self._rng), None)
-        self._counts.first_token(self._began)
+        self._counts.first_token(self._began, perf_counter_ns())
 
     def _round(self) -> None:
         session = self.session
@@ -193,8 +213,8 @@ class Generation:
             proposed=judged if draft == plan.draft else 1,  # asked and nothing usable came: as good as a wrong guess
             accepted=stood,
             width=len(proposal) + 1,
-            draft_seconds=(drafted - planned) * _TO_SECONDS,
-            target_seconds=(verified - drafted) * _TO_SECONDS,
+            draft_seconds=(drafted - planned) * TO_SECONDS,
+            target_seconds=(verified - drafted) * TO_SECONDS,
             caught_up=unread,
         )
         self._learn(observation, shadows, emitted)
@@ -236,14 +256,18 @@ class Generation:
         session, answer, pipeline = self.session, self._answer, self._pipeline
         top, base = self.params.logprobs, len(session.tokens)
         emitted = []
+        self._committing = True
         for place, token in enumerate((*guesses[: outcome.accepted], outcome.token)):
-            logprob = None if top is None else token_logprob(logits[place], token, top)
-            reason = answer.push(token, draft if place < outcome.accepted else None, logprob)
+            logprob = None if top is None else token_logprob(logits[place, : session.token_count], token, top)
+            entry = (token, draft if place < outcome.accepted else None, logprob)
+            reason = answer.push(*entry)
             pipeline.push(token)
             session.tokens.append(token)
+            self._pushed.append(entry)
             emitted.append(token)
             if reason is not None:
                 break
+        self._committing = False
         self._last_draft = draft
         # Last, because it declares right what was computed: the guesses that stand. The final token has no KV yet.
         session.valid = base + min(outcome.accepted, len(emitted))
@@ -308,68 +332,3 @@ def clean(proposal: Proposal, gamma: int, pipeline: LogitsPipeline) -> Proposal:
 def _is_law(row: FloatArray, token: int, length: int) -> bool:
     """Non-negative, adds up to 1, gives the token some mass. Comparisons with NaN are false."""
     return row.shape == (length,) and bool(row[token] > 0 and row.min() >= 0 and abs(float(row.sum()) - 1) < 1e-3)
-
-
-class _Counts:
-    """Raw counters of one request, and the statistics made of them."""
-
-    def __init__(self, session: Session, prompt_tokens: int) -> None:
-        self._stats = GenerationStats(prompt_tokens=prompt_tokens)
-        self._stats.draft_share = dict.fromkeys(session.statuses, 0)
-        self._tried: list[int] = []
-        self._stood: list[int] = []
-        self._fallbacks = 0
-        self._previous: str | None = None
-        self._first = self._last = 0
-        self._prefilled = 0
-
-    def prefilled(self, reused: int, begin: int, end: int, *, complete: bool) -> None:
-        self._stats.reused_tokens = reused
-        self._stats.prefill_seconds = (end - begin) * _TO_SECONDS
-        self._prefilled = self._stats.prompt_tokens - reused if complete else 0
-
-    def first_token(self, began: int) -> None:
-        self._first = self._last = perf_counter_ns()
-        self._stats.time_to_first_token_s = (self._first - began) * _TO_SECONDS
-
-    def round(self, plan: Plan, draft: str | None, judged: int, stood: int, stamps: Sequence[int]) -> None:
-        s = self._stats
-        s.rounds += 1
-        s.proposed_tokens += judged
-        s.accepted_tokens += stood
-        s.gamma_histogram[plan.gamma] = s.gamma_histogram.get(plan.gamma, 0) + 1
-        name = draft or "plain"
-        s.draft_share[name] = s.draft_share.get(name, 0) + 1
-        self._fallbacks += draft != plan.draft
-        if draft is not None:
-            s.switches += self._previous not in (None, draft)
-            self._previous = draft
-            while len(self._tried) < judged:
-                self._tried.append(0)
-                self._stood.append(0)
-            for place in range(min(judged, stood + 1)):
-                self._tried[place] += 1
-                self._stood[place] += place < stood
-        begin, planned, drafted, verified, _accepted, committed, end = stamps
-        s.predictor_seconds += (planned - begin + end - committed) * _TO_SECONDS
-        s.draft_seconds += (drafted - planned) * _TO_SECONDS
-        s.target_seconds += (verified - drafted) * _TO_SECONDS
-        s.bookkeeping_seconds += (committed - verified) * _TO_SECONDS
-        self._last = end
-
-    def stats(self, drafts: Sequence[str | None]) -> GenerationStats:
-        """A copy with everything derived. drafts: of the kept tokens; a stop string may have taken some back."""
-        s = dataclasses.replace(self._stats)
-        s.draft_share, s.gamma_histogram = dict(s.draft_share), dict(s.gamma_histogram)
-        s.new_tokens = len(drafts)
-        taken_back = s.accepted_tokens - sum(draft is not None for draft in drafts)
-        s.accepted_tokens -= taken_back
-        s.proposed_tokens -= taken_back
-        s.decode_seconds = (self._last - self._first) * _TO_SECONDS
-        s.tokens_per_second = max(s.new_tokens - 1, 0) / s.decode_seconds if s.decode_seconds else 0.0
-        s.prefill_tokens_per_second = self._prefilled / s.prefill_seconds if s.prefill_seconds else 0.0
-        s.mean_tokens_per_round = max(s.new_tokens - 1, 0) / s.rounds if s.rounds else 0.0
-        s.acceptance_rate = s.accepted_tokens / s.proposed_tokens if s.proposed_tokens else 0.0
-        s.acceptance_by_position = [stood / tried for stood, tried in zip(self._stood, self._tried) if tried]
-        s.fallback_share = self._fallbacks / s.rounds if s.rounds else 0.0
-        return s

@@ -23,6 +23,7 @@ Probabilities = npt.NDArray[np.float64]
 _Ids = npt.NDArray[np.int64]
 
 _NO_IDS: _Ids = np.empty(0, np.int64)
+_DRAW_BLOCK = 256
 _FIRST_NUCLEUS = 256  # candidates for the top_p set that are sorted first: a whole vocabulary takes milliseconds
 
 
@@ -152,15 +153,16 @@ class LogitsPipeline:
             return law
         top_k = self.params.top_k
         ids = _top(row, top_k) if 0 < top_k < len(row) else None
-        kept = row if ids is None else row[ids]
-        scaled = (kept.astype(np.float64) - float(row[best])) / self.params.temperature
-        weights = np.exp(scaled)
+        weights = (row if ids is None else row[ids]).astype(np.float64)
+        weights -= float(row[best])  # in place: fresh arrays of a vocabulary's size cost more than the arithmetic
+        weights *= 1.0 / self.params.temperature
+        np.exp(weights, out=weights)
         if self.params.top_p < 1.0:
             inside = _nucleus(weights, self.params.top_p)
             ids, weights = (inside if ids is None else ids[inside]), weights[inside]
         if self.params.min_p > 0.0:
-            weights = np.where(weights >= self.params.min_p, weights, 0.0)  # the best token's weight is exactly 1
-        weights /= weights.sum()
+            weights[weights < self.params.min_p] = 0.0  # the best token's weight is exactly 1
+        weights *= 1.0 / weights.sum()
         if ids is None:
             return weights
         law[ids] = weights
@@ -178,7 +180,7 @@ class LogitsPipeline:
             if self.params.greedy:
                 return _best(processed, InvalidLogits), None
             q = self._law(processed, InvalidLogits).astype(np.float32)
-            return draw(q.astype(np.float64), rng), q
+            return draw(q, rng), q
 
         return choose
 
@@ -195,11 +197,23 @@ class LogitsPipeline:
         return fitted
 
 
-def draw(law: Probabilities, rng: np.random.Generator) -> int:
-    """One id from `law` (float64 weights >= 0, any positive sum), by one `rng.random()`; never one of weight 0."""
-    cumulative = np.cumsum(law)
-    token = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
-    return token if token < len(law) else int(np.flatnonzero(law)[-1])  # only if rounding reached the very end
+def draw(law: npt.NDArray[np.floating], rng: np.random.Generator) -> int:
+    """One id from `law` (weights >= 0, any positive sum), by one `rng.random()`; never one of weight 0.
+
+    First a block of ids is drawn, then one of the block: summing up a whole vocabulary one by one is slow.
+    """
+    sums = np.add.reduceat(law, np.arange(0, len(law), _DRAW_BLOCK), dtype=np.float64)
+    upto = np.cumsum(sums)
+    goal = rng.random() * upto[-1]
+    block = _first_above(upto, goal, sums)
+    inside = law[block * _DRAW_BLOCK : (block + 1) * _DRAW_BLOCK]
+    before = upto[block - 1] if block else 0.0
+    return block * _DRAW_BLOCK + _first_above(np.cumsum(inside, dtype=np.float64), max(goal - before, 0.0), inside)
+
+
+def _first_above(cumulative: Probabilities, goal: float, weights: npt.NDArray[np.floating]) -> int:
+    place = int(np.searchsorted(cumulative, goal, side="right"))
+    return place if place < len(weights) else int(np.flatnonzero(weights)[-1])  # only if rounding reached the very end
 
 
 def token_logprob(row: FloatArray, token: int, top: int) -> TokenLogprob:

@@ -13,7 +13,7 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jinja2 import nodes
@@ -26,6 +26,7 @@ from jinja2.visitor import NodeTransformer
 
 MAX_SECONDS = 2.0  # processor time of one render; real templates take milliseconds
 MAX_SIZE = 1 << 22  # characters of any text, and of all texts in any list, that a template makes
+_ELEMENT = 32  # what an element of a list or mapping counts for, in characters
 _MAX_PRODUCT = 1 << 26  # of the two largest operands of one call: join, replace, center and indent multiply sizes
 _MAX_INTEGER_BITS = 1024
 _MAX_FORMAT = 10_000
@@ -53,9 +54,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters.update(_loop=self._loop, _concat=self._concat, _literal=self._literal)
         self.finalize = self._literal
 
-    def start(self) -> None:
-        """Begin a new allowance of time."""
+    def start(self, messages: list[Any]) -> None:
+        """Begin a render over `messages`, with a new allowance of time."""
         self.meter = _Meter()
+        self.meter.remember(messages)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -110,20 +112,29 @@ class _Meter:
 
     def __init__(self) -> None:
         self._deadline = time.thread_time() + MAX_SECONDS
+        self._known: dict[int, int] = {}  # id -> size
+
+    def remember(self, value: Any) -> int:
+        """Note the sizes of a render's input, which lives as long as the render, so they need no counting again."""
+        if not isinstance(value, (list, dict)):
+            return self._size(value)
+        items = [*value, *value.values()] if isinstance(value, dict) else value
+        self._known[id(value)] = size = _ELEMENT + sum(map(self.remember, items))
+        return size
 
     def step(self) -> None:
         if time.thread_time() > self._deadline:
             raise LimitError(f"it runs for more than {MAX_SECONDS:g} seconds")
 
     def checked(self, value: Any) -> Any:
-        if _size(value) > MAX_SIZE:
+        if self._size(value) > MAX_SIZE:
             raise LimitError(f"it makes a value of more than {MAX_SIZE} characters")
         return value
 
     def admit(self, values: list[Any]) -> None:
         """Check the operands of a call before it can make something huge of them."""
         self.step()
-        sizes = sorted((abs(v) if isinstance(v, int) else _size(v) for v in values), reverse=True)
+        sizes = sorted((abs(v) if isinstance(v, int) else self._size(v) for v in values), reverse=True)
         if sum(sizes) > MAX_SIZE or (len(sizes) > 1 and sizes[0] * sizes[1] > _MAX_PRODUCT):
             raise LimitError("it calls a function with operands that are too large")
 
@@ -140,33 +151,36 @@ class _Meter:
         elif operator == "*" and isinstance(left, int) != isinstance(right, int):
             count, value = (left, right) if isinstance(left, int) else (right, left)
             self.step()
-            if not isinstance(value, float) and count * _size(value) > MAX_SIZE:
+            if not isinstance(value, float) and count * self._size(value) > MAX_SIZE:
                 raise LimitError(f"it makes a value of more than {MAX_SIZE} characters")
         else:
             if operator == "%" and isinstance(left, str):
                 self.check_format(left)
             self.admit([left, right])
 
+    def _size(self, value: Any) -> int:
+        """Characters of all texts in `value` plus its elements, counted no further than needed to exceed MAX_SIZE."""
+        total, open_values = 0, [value]
+        while open_values and total <= MAX_SIZE:
+            item = open_values.pop()
+            if isinstance(item, str):
+                total += len(item)
+            elif id(item) in self._known:
+                total += self._known[id(item)]
+            else:
+                total += _ELEMENT
+                open_values.extend(_elements(item))
+        return total
 
-def _size(value: Any) -> int:
-    """Characters of all texts in `value` plus its elements, counted no further than MAX_SIZE + 1."""
-    total, open_values = 0, [value]
-    while open_values and total <= MAX_SIZE:
-        item = open_values.pop()
-        if isinstance(item, str):
-            total += len(item)
-            continue
-        total += 1
-        if isinstance(item, (list, tuple)):
-            open_values.extend(item)
-        elif isinstance(item, Mapping):
-            open_values.extend(item.keys())
-            open_values.extend(item.values())
-        elif isinstance(item, Namespace):
-            open_values.append(object.__getattribute__(item, "_Namespace__attrs"))
-        elif isinstance(item, int):
-            total += item.bit_length() // 3
-    return total
+
+def _elements(value: Any) -> Iterable[Any]:
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, Namespace):
+        return [object.__getattribute__(value, "_Namespace__attrs")]
+    return ()
 
 
 class _MeteredItems:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from edgespec.models.tokenizer import Tokenizer
 
 _MAX_SOURCE = 1 << 18  # characters; the largest templates in use have some 30,000
+_MAX_MESSAGES = 1 << 21  # characters of one conversation; what a template makes may be twice as much
 _PRIVATE = range(0xE000, 0xF900)  # characters without a meaning, from which the marks of a call are taken
 
 
@@ -47,7 +48,10 @@ class ChatTemplate:
         Raises PromptError for messages of another form, and for whatever the template refuses or fails at.
         """
         plain = [_checked_message(i, m) for i, m in enumerate(_checked_list(messages))]
-        opening, closing = _unused_characters([self._source, *_texts(plain)])
+        texts = list(_texts(plain))
+        if (length := sum(map(len, texts))) > _MAX_MESSAGES:
+            raise PromptError(f"The messages have {length} characters; {_MAX_MESSAGES} is the most. Shorten them.")
+        opening, closing = _unused_characters([self._source, *texts])
         marked = _mapped(plain, lambda text: re.sub(self._special, rf"{opening}\g<0>{closing}", text))
         rendered = self._render(marked, add_generation_prompt)
         if any(f"\\u{ord(mark):04x}" in rendered.lower() for mark in (opening, closing)):
@@ -93,7 +97,7 @@ class ChatTemplate:
         with self._lock:
             try:
                 environment, template = self._compile()
-                environment.start()
+                environment.start(messages)
                 return template.render(
                     **self._tokenizer.named_tokens,
                     messages=messages,

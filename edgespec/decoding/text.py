@@ -101,7 +101,7 @@ def _continues(open_bytes: bytes, data: bytes) -> bool:
 
 
 def _is_surrogate(open_bytes: bytes) -> bool:
-    """The one beginning that can no longer become a character but which Python's decoder still keeps open: two U+FFFD."""
+    """The one beginning that cannot become a character any more, but which Python's decoder keeps open: two U+FFFD."""
     return len(open_bytes) == 2 and open_bytes[0] == 0xED and open_bytes[1] >= 0xA0
 
 

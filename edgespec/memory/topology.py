@@ -26,7 +26,6 @@ except ImportError:  # Windows
 Kind = Literal["cpu", "unified", "discrete"]
 DeviceMemory = Callable[[], "tuple[int, int]"]
 
-_UNLIMITED = 1 << 60  # the first control groups say "no limit" with a number near 2**63
 _SYSTEM_ROOT = Path("/")
 
 
@@ -117,7 +116,10 @@ def _address_space_limit(root: Path) -> tuple[int, int] | None:
 
 
 def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """(limit, bytes left) of each memory control group that this process is in, both versions, parents included."""
+    """(limit, bytes left) of each memory control group that this process is in, both versions, parents included.
+
+    "No limit" is either left out ("max") or a number near 2**63 (first version), which never is the least.
+    """
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         number, controllers, group = (line.split(":", 2) + ["", ""])[:3]
         if number == "0" and not controllers:
@@ -129,7 +131,7 @@ def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:
             continue
         for folder in _with_parents(mount, group):
             limit = _number(folder / names[0])
-            if limit is not None and limit < _UNLIMITED:
+            if limit is not None:
                 used = _number(folder / names[1]) or 0
                 # Page cache of files counts as used but is given back under pressure.
                 reclaimable = min(used, _statistic(folder / "memory.stat", names[2]))

@@ -32,7 +32,10 @@ class ForwardOutput:
 
 
 class KVCache(Protocol):
-    """Keys and values of one sequence. All positions are kept (sliding windows are masks), so any rollback is possible."""
+    """Keys and values of one sequence.
+
+    All positions are kept (sliding windows are masks), so any rollback is possible.
+    """
 
     @property
     def length(self) -> int:
@@ -47,11 +50,17 @@ class KVCache(Protocol):
         """Bytes that the positions held so far occupy (not the reserved address space)."""
 
     def crop(self, length: int) -> int:
-        """Forget every position >= `length`; returns how many were dropped. `length` > `self.length` is a ValueError."""
+        """Forget every position >= `length`; returns how many were dropped.
+
+        `length` > `self.length` is a ValueError.
+        """
 
 
 class Decoder(Protocol):
-    """A decoder-only transformer that is ready to run. `forward` may be called from any thread; calls are serialised."""
+    """A decoder-only transformer that is ready to run.
+
+    `forward` may be called from any thread; calls are serialised.
+    """
 
     spec: ModelSpec
     weight_format: str  # "float32", "int8", "int4" or "exact" (the file's own blocks)
@@ -61,7 +70,10 @@ class Decoder(Protocol):
         """Bytes of the weights in memory."""
 
     def new_cache(self, capacity: int | None = None) -> KVCache:
-        """An empty cache for one sequence; `capacity` defaults to the model's maximum. Several may live side by side."""
+        """An empty cache for one sequence; `capacity` defaults to the model's maximum.
+
+        Several may live side by side.
+        """
 
     def forward(
         self, tokens: Sequence[int], cache: KVCache, *, logits: int | None = None, hidden: bool = False

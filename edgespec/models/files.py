@@ -32,6 +32,8 @@ class ReadOnlyFile:
         self.path = path
         self._lock = threading.Lock()
         self._fd: int | None = None
+        self._reads = 0  # in flight; the last one closes a file that was closed meanwhile
+        self._closing = False
         try:
             # O_NONBLOCK: opening a named pipe must not hang; it has no effect on regular files.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -48,19 +50,21 @@ class ReadOnlyFile:
         """Fill the contiguous uint8 `buffer` from `offset`. `what` names the content in errors ("tensor x")."""
         view = buffer.data.cast("B")
         done = 0
-        while done < len(view):
-            if self._fd is None:
-                raise ModelError(f"{self.path}: was closed while {what} was being read.")
-            try:
-                count = os.preadv(self._fd, [view[done : done + _PIECE]], offset + done)
-            except OSError as error:
-                raise ModelError(f"{self.path}: {what} cannot be read ({_reason(error)}).") from error
-            if count == 0:
-                raise ModelError(
-                    f"{self.path}: {what} is incomplete, the file ends at byte {offset + done} but "
-                    f"{offset + len(view)} are needed; fetch the file again."
-                )
-            done += count
+        fd = self._begin(what)
+        try:
+            while done < len(view):
+                try:
+                    count = os.preadv(fd, [view[done : done + _PIECE]], offset + done)
+                except OSError as error:
+                    raise ModelError(f"{self.path}: {what} cannot be read ({_reason(error)}).") from error
+                if count == 0:
+                    raise ModelError(
+                        f"{self.path}: {what} is incomplete, the file ends at byte {offset + done} but "
+                        f"{offset + len(view)} are needed; fetch the file again."
+                    )
+                done += count
+        finally:
+            self._end()
 
     def read(self, offset: int, count: int, what: str) -> bytes:
         """`count` bytes from `offset`; the caller has checked `count` against `size`."""
@@ -69,10 +73,28 @@ class ReadOnlyFile:
         return buffer.tobytes()
 
     def close(self) -> None:
+        """Reads that other threads are doing end well; later ones raise ModelError."""
         with self._lock:
-            fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+            self._closing = True
+            self._release()
+
+    def _begin(self, what: str) -> int:
+        with self._lock:
+            if self._fd is None or self._closing:
+                raise ModelError(f"{self.path}: was closed before {what} was read.")
+            self._reads += 1
+            return self._fd
+
+    def _end(self) -> None:
+        with self._lock:
+            self._reads -= 1
+            self._release()
+
+    def _release(self) -> None:
+        """Close once nobody reads: the number of a closed file may at once belong to another file."""
+        if self._closing and not self._reads and self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 @dataclass(frozen=True, slots=True)

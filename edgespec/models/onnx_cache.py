@@ -1,7 +1,7 @@
 """Ready-to-run graphs on disk, so that the second start does not convert the weights again.
 
-A folder per (weights, format, graph version): graph.onnx, weights.bin and sizes.json. It is written under a temporary name
-and renamed when complete; a folder whose files have other sizes than recorded is made again.
+A folder per (weights, format, graph version): graph.onnx, weights.bin and sizes.json. It is written under a temporary
+name and renamed when complete; a folder whose files have other sizes than recorded is made again.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ def graph_folder(weights: WeightFile, weight_format: str, cache_dir: Path, *, re
             write_graph(weights, weight_format, scratch)
         except OSError as error:
             raise MemoryBudgetError(
-                f"{cache_dir}: the converted model cannot be written ({error.strerror}); free disk space or set EDGESPEC_HOME."
+                f"{cache_dir}: the converted model cannot be written ({error.strerror}); "
+                "free disk space or set EDGESPEC_HOME."
             ) from error
         sizes = {path.name: path.stat().st_size for path in scratch.iterdir()}
         (scratch / _SIZES).write_text(json.dumps(sizes))
+        if rebuild:
+            shutil.rmtree(folder, ignore_errors=True)
         _publish(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

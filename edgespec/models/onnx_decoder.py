@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 WEIGHT_FORMATS = ("exact", "int8", "float32")
-_DEFAULT_POSITIONS = 8192  # sequences longer than this are possible, but have to be asked for
 _KEPT_ROWS = 32  # logits rows whose buffer is kept between calls
 
 
@@ -36,7 +35,9 @@ class OnnxCache:
     The buffers span the whole capacity, but the system backs only pages that were written: memory follows `length`.
     """
 
-    def __init__(self, spec: ModelSpec, capacity: int) -> None:
+    def __init__(self, owner: OnnxDecoder, capacity: int) -> None:
+        spec = owner.spec
+        self.owner = owner
         self.length = 0
         self.capacity = capacity
         shape = (1, spec.num_kv_heads, capacity + 1, spec.head_dim)  # one more for the row that pads a single one
@@ -59,9 +60,10 @@ class OnnxCache:
 class OnnxDecoder:
     """A `Decoder` on ONNX Runtime's CPU provider.
 
-    weight_format: "exact" keeps the file's own 4- and 8-bit blocks (other types go to 8 bits), "int8" rounds everything to 8
-    bits, "float32" dequantises. threads: None = the cores this process may use. positions: the longest sequence. cache_dir:
-    where the converted graph is kept; None = a temporary folder for the life of this object.
+    weight_format: "exact" keeps the file's own 4- and 8-bit blocks (other types go to 8 bits), "int8" rounds
+    everything to 8 bits, "float32" dequantises. threads: None = the cores this process may use. positions: of the
+    longest sequence, None = the model's maximum. cache_dir: where the converted graph is kept; None = a temporary
+    folder for the life of this object.
     """
 
     def __init__(
@@ -75,33 +77,46 @@ class OnnxDecoder:
     ) -> None:
         if weight_format not in WEIGHT_FORMATS:
             raise ConfigError(f"weight format {weight_format!r} is unknown; use one of {', '.join(WEIGHT_FORMATS)}.")
+        if weights.spec.head_dim % 16:
+            raise ModelError(
+                f"{weights.path}: ONNX Runtime needs a head size that is a multiple of 16, this one is "
+                f"{weights.spec.head_dim}; use --device torch-cpu."
+            )
         self.spec = weights.spec
         self.weight_format = weight_format
-        self.positions = min(positions or _DEFAULT_POSITIONS, self.spec.max_positions)
+        self.positions = min(positions or self.spec.max_positions, self.spec.max_positions)
         self._lock = threading.Lock()
         self._scratch = None if cache_dir else tempfile.TemporaryDirectory(prefix="edgespec-graph-")
         folder = Path(self._scratch.name) if self._scratch else cache_dir
         assert folder is not None
         self._session: ort.InferenceSession | None = _open(weights, weight_format, folder, threads)
         self.nbytes = _weight_bytes(weights, weight_format, folder)
-        self._rotary = rotary_tables(self.spec, self.positions)
+        self._rotary = rotary_tables(self.spec, self.positions + 1)  # one for the row that pads a single one
 
     def new_cache(self, capacity: int | None = None) -> OnnxCache:
-        return OnnxCache(self.spec, min(capacity or self.positions, self.positions))
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"a cache needs room for at least one position, not {capacity}")
+        return OnnxCache(self, min(capacity or self.positions, self.positions))
 
     def forward(
         self, tokens: Sequence[int], cache: KVCache, *, logits: int | None = None, hidden: bool = False
     ) -> ForwardOutput:
-        assert isinstance(cache, OnnxCache)
+        if not isinstance(cache, OnnxCache) or cache.owner is not self:
+            raise ValueError("the cache belongs to another decoder")
         with self._lock:
             if self._session is None:
                 raise ModelError("the model is closed.")
             ids = self._checked(tokens, cache)
-            wanted = len(ids) if logits is None else min(logits, len(ids))
+            wanted = len(ids) if logits is None else logits
+            if not 0 <= wanted <= len(ids):
+                raise ValueError(f"logits of {wanted} positions were asked for, of {len(ids)} tokens")
             binding = cache.bindings.get(hidden)
             if binding is None:
                 binding = cache.bindings[hidden] = _Binding(self._session, self.spec, cache, self._rotary, hidden)
-            output = binding.run(ids, cache.length, wanted)
+            try:
+                output = binding.run(ids, cache.length, wanted)
+            except RuntimeError as error:  # of which ONNX Runtime's own errors are subclasses
+                raise ModelError(f"ONNX Runtime failed: {str(error)[:300]}") from error
             cache.length += len(ids)
             return output
 

@@ -1,16 +1,17 @@
 """The decoder as an ONNX graph for ONNX Runtime's CPU provider.
 
-Inputs: input_ids int64 [1, n]; rows int64 [k] (positions whose logits are wanted); seqlens_k int32 [1] (length after this
-call, minus 1); total_length int32 [1]; cos, sin float32 [positions, head_dim/2]; past_key_i / past_value_i float32
-[1, kv_heads, capacity, head_dim]. Outputs: logits float32 [k, vocab]; hidden float32 [n, hidden] after the final norm;
-present_key_i / present_value_i, bound to the very buffers of the past.
+Inputs: input_ids int64 [1, n]; rows int64 [k] (positions whose logits are wanted); seqlens_k int32 [1] (length after
+this call, minus 1); total_length int32 [1]; cos, sin float32 [positions, head_dim/2]; past_key_i / past_value_i
+float32 [1, kv_heads, capacity, head_dim]. Outputs: logits float32 [k, vocab]; hidden float32 [n, hidden] after the
+final norm; present_key_i / present_value_i, bound to the very buffers of the past.
 
 One row is special: ONNX Runtime computes attention (and float32 products) of a single row with other kernels than of
-several, and the last bits differ; with activations rounded to 8 bits that grows to visible differences in the logits. So a
-single row is never computed alone: the decoder adds a second one whose result is thrown away. Block-quantised products do
-not depend on the number of rows, so those graphs take the extra row as `padding` float32 [1, p, qkv] (p = 1 for a single
-row, else 0) only where attention needs it, and `count` int64 [1] = n says how many rows to keep. Float32 graphs have no such
-inputs; there the decoder feeds a second token. Then logits are the same bits whatever the block length was.
+several, and the last bits differ; with activations rounded to 8 bits that grows to visible differences in the logits.
+So a single row is never computed alone: the decoder adds a second one whose result is thrown away. Block-quantised
+products do not depend on the number of rows, so those graphs take the extra row as `padding` float32 [1, p, qkv] (p =
+1 for a single row, else 0) only where attention needs it, and `count` int64 [1] = n says how many rows to keep.
+Float32 graphs have no such inputs; there the decoder feeds a second token. Then logits are the same bits whatever the
+block length was.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class _DecoderGraph:
         writer.input("seqlens_k", TensorProto.INT32, [1])
         writer.input("total_length", TensorProto.INT32, [1])
         if self.pads_attention:
-            writer.input("padding", TensorProto.FLOAT, [1, "p", (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim])
+            writer.input(
+                "padding", TensorProto.FLOAT, [1, "p", (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim]
+            )
             writer.input("count", TensorProto.INT64, [1])
         for name in ("cos", "sin"):
             writer.input(name, TensorProto.FLOAT, ["positions", spec.head_dim // 2])
@@ -72,12 +75,16 @@ class _DecoderGraph:
         q, scale = writer.constant(f"{name}/q", blocks.q), writer.constant(f"{name}/scale", blocks.scale[..., None])
         picked = writer.node("Gather", [q, "input_ids"], "embedding/q")
         numbers = writer.node("Cast", [picked], "embedding/float", to=TensorProto.FLOAT)
-        zero = writer.constant("embedding/zero", np.float32(2 ** (blocks.bits - 1)).reshape(()))
+        zero = writer.constant("embedding/zero", np.array(2 ** (blocks.bits - 1), np.float32))
         centred = writer.node("Sub", [numbers, zero], "embedding/centred")
-        scaled = writer.node("Mul", [centred, writer.node("Gather", [scale, "input_ids"], "embedding/scale")], "embedding/scaled")
+        scaled = writer.node(
+            "Mul", [centred, writer.node("Gather", [scale, "input_ids"], "embedding/scale")], "embedding/scaled"
+        )
         if blocks.shift is not None:
             shift = writer.constant(f"{name}/shift", blocks.shift[..., None])
-            scaled = writer.node("Add", [scaled, writer.node("Gather", [shift, "input_ids"], "embedding/shift")], "embedding/sum")
+            scaled = writer.node(
+                "Add", [scaled, writer.node("Gather", [shift, "input_ids"], "embedding/shift")], "embedding/sum"
+            )
         shape = writer.constant("embedding/shape", np.array([1, -1, self.spec.hidden_size], np.int64))
         return writer.node("Reshape", [scaled, shape], "embedding")
 
@@ -103,7 +110,7 @@ class _DecoderGraph:
 
     def _attention(self, layer: int, x: str) -> str:
         writer, spec, prefix = self.writer, self.spec, f"model.layers.{layer}"
-        shape = [1, spec.num_kv_heads, "capacity", spec.head_dim]
+        shape: list[int | str] = [1, spec.num_kv_heads, "capacity", spec.head_dim]
         past = [writer.input(f"past_{kind}_{layer}", TensorProto.FLOAT, shape) for kind in ("key", "value")]
         present = [f"present_{kind}_{layer}" for kind in ("key", "value")]
         for name in present:
@@ -126,7 +133,10 @@ class _DecoderGraph:
         )
         if not self.pads_attention:
             return attended
-        start, axis = writer.constant("attention/start", np.array([0], np.int64)), writer.constant("attention/axis", np.array([1], np.int64))
+        start, axis = (
+            writer.constant("attention/start", np.array([0], np.int64)),
+            writer.constant("attention/axis", np.array([1], np.int64)),
+        )
         return writer.node("Slice", [attended, start, "count", axis], f"{prefix}/attention_rows")
 
     def _normed_heads(self, prefix: str, packed: str) -> list[str]:
@@ -150,7 +160,9 @@ class _DecoderGraph:
         both = self.linear.add(x, [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"], f"{prefix}/gate_up")
         sizes = writer.constant("mlp/sizes", np.array([inner, inner], np.int64))
         writer.node("Split", [both, sizes], [f"{prefix}/gate", f"{prefix}/up"], axis=-1)
-        gate = writer.node("QuickGelu", [f"{prefix}/gate"], f"{prefix}/silu", domain=MICROSOFT, alpha=1.0)  # x sigmoid(x)
+        gate = writer.node(
+            "QuickGelu", [f"{prefix}/gate"], f"{prefix}/silu", domain=MICROSOFT, alpha=1.0
+        )  # x sigmoid(x)
         product = writer.node("Mul", [gate, f"{prefix}/up"], f"{prefix}/gated")
         return self.linear.add(product, [f"{prefix}.mlp.down_proj"], f"{prefix}/down")
 

@@ -3,8 +3,8 @@
 Forms (com.microsoft.MatMulNBits, blocks of 32 along the input, activations rounded to 8 bits per block):
 - Q4_0: w = d (q - 8): 4 bits with the default zero point, exact.
 - Q8_0: w = d (q - 128): 8 bits with the default zero point, exact.
-- Q4_1: w = d q + m = d (q - 8) + (m + 8 d): a 4-bit product, plus (m + 8 d) times the sum of each block of the input, in
-  float32. Exact in the weights; centring q keeps the rounding of activations from being multiplied by a large mean.
+- Q4_1: w = d q + m = d (q - 8) + (m + 8 d): a 4-bit product, plus (m + 8 d) times the sum of each block of the input,
+  in float32. Exact in the weights; centring q keeps the rounding of activations from being multiplied by a large mean.
 - everything else: 8 bits, symmetric, rounded to nearest per block ("int8"), or plain float32 where asked for.
 """
 
@@ -27,7 +27,10 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A matrix as MatMulNBits takes it: w = scale * (q - 2^(bits-1)) + shift. q: uint8 [rows, cols/32, 32], one per byte."""
+    """A matrix as MatMulNBits takes it: w = scale * (q - 2^(bits-1)) + shift.
+
+    q: uint8 [rows, cols/32, 32], one per byte.
+    """
 
     bits: int
     q: npt.NDArray[np.uint8]
@@ -62,7 +65,10 @@ def load_blocks(weights: WeightFile, name: str, weight_format: str) -> Blocks | 
 
 
 class LinearBuilder:
-    """Adds linear layers to a graph. Matrices that share an input are merged into one product where their forms agree."""
+    """Adds linear layers to a graph.
+
+    Matrices that share an input are merged into one product where their forms agree.
+    """
 
     def __init__(self, writer: GraphWriter, weights: WeightFile, weight_format: str) -> None:
         self._writer = writer
@@ -77,7 +83,10 @@ class LinearBuilder:
         if len(forms) == 1:
             product = self._product(x, names, parts, f"{out}/product")
         else:
-            singles = [self._product(x, [n], [p], f"{out}/product{i}") for i, (n, p) in enumerate(zip(names, parts, strict=True))]
+            singles = [
+                self._product(x, [n], [p], f"{out}/product{i}")
+                for i, (n, p) in enumerate(zip(names, parts, strict=True))
+            ]
             product = self._writer.node("Concat", singles, f"{out}/concat", axis=-1)
         bias = self._bias(names)
         if bias is None:

@@ -1,4 +1,4 @@
-"""Writes an ONNX graph and its weights to disk, one tensor at a time, so that no second copy of the model is in memory."""
+"""Writes an ONNX graph and its weights to disk tensor by tensor: never a second copy of the model in memory."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ class GraphWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._data: BinaryIO = open(folder / WEIGHTS_NAME, "wb")
+        self._data: BinaryIO = open(folder / WEIGHTS_NAME, "wb")  # noqa: SIM115  closed by finish or abandon
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
 
-    def node(self, op: str, inputs: Sequence[str], outputs: str | Sequence[str], *, domain: str = "", **attributes: Any) -> str:
+    def node(
+        self, op: str, inputs: Sequence[str], outputs: str | Sequence[str], *, domain: str = "", **attributes: Any
+    ) -> str:
         """Add a node and return the name of its first output."""
         names = [outputs] if isinstance(outputs, str) else list(outputs)
         made = helper.make_node(op, list(inputs), names, name=f"{names[0]}/{op}", domain=domain, **attributes)
@@ -56,7 +58,7 @@ class GraphWriter:
         entries = {"location": WEIGHTS_NAME, "offset": str(self._data.tell()), "length": str(value.nbytes)}
         for key, text in entries.items():
             tensor.external_data.add(key=key, value=text)
-        self._data.write(memoryview(value).cast("B"))
+        self._data.write(value.data.cast("B"))
         return tensor
 
     def input(self, name: str, dtype: int, shape: Sequence[int | str]) -> str:

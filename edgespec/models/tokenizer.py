@@ -176,15 +176,17 @@ def load_tokenizer(path: Path) -> Tokenizer:
     path = Path(path)
     if path.suffix.lower() == ".safetensors":
         path = path.parent
-    if not path.is_dir():
-        return tokenizer_from_gguf(path)
-    if (path / _BACKEND_FILE).exists():
-        return tokenizer_from_folder(path)
-    if not any(p.suffix.lower() == ".gguf" for p in path.iterdir()):
-        raise ModelError(
-            f"{path}: holds no tokenizer.json (other tokenizer files are not read); fetch it with the model."
-        )
-    return tokenizer_from_gguf(only_gguf(path))
+    try:
+        is_folder = path.is_dir()
+        if is_folder and (path / _BACKEND_FILE).exists():
+            return tokenizer_from_folder(path)
+        if is_folder and not any(p.suffix.lower() == ".gguf" for p in path.iterdir()):
+            raise ModelError(
+                f"{path}: holds no tokenizer.json (other tokenizer files are not read); fetch it with the model."
+            )
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror}).") from error
+    return tokenizer_from_gguf(only_gguf(path) if is_folder else path)
 
 
 def compare_vocabularies(target: Tokenizer, draft: Tokenizer) -> None:

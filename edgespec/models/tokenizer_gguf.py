@@ -100,14 +100,17 @@ class _Vocabulary:
         return values
 
     def merges(self) -> list[tuple[str, str]]:
+        """Pairs of tokens, each of which joins into a token. Checked here: the library panics on some damage."""
         result: list[tuple[str, str]] = []
         for merge in self._list("merges", str):
             cut = merge.find(" ", 1)
-            if cut < 0:
+            left, right = merge[:cut], merge[cut + 1 :]
+            if cut < 0 or not right or not {left, right, left + right} <= self.ids.keys():
                 raise ModelError(
-                    f"{self.path}: tokenizer.ggml.merges holds {merge[:80]!r}, which is not a pair; it is corrupt."
+                    f"{self.path}: tokenizer.ggml.merges holds {merge[:80]!r}, which is not a pair of tokens that make "
+                    "a token; the file is corrupt."
                 )
-            result.append((merge[:cut], merge[cut + 1 :]))
+            result.append((left, right))
         return result
 
     def scores(self) -> list[float]:

@@ -137,7 +137,7 @@ class TorchDecoder:
         return sum(tensor.nbytes for tensor in tensors)
 
     def new_cache(self, capacity: int | None = None) -> TorchCache:
-        """An empty cache for one sequence of at most `capacity` positions (default and upper limit: `self.positions`)."""
+        """An empty cache for one sequence of `capacity` positions (default and upper limit: `self.positions`)."""
         capacity = self.positions if capacity is None else min(capacity, self.positions)
         if capacity < 1:
             raise ValueError(f"a cache needs a capacity of at least 1, not {capacity}")

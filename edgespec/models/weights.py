@@ -179,12 +179,13 @@ def open_weights(path: Path) -> WeightFile:
     """
     path = Path(path)
     try:
-        is_folder, exists = path.is_dir(), path.exists()
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be opened ({error}).") from error
-    if is_folder:
-        return _open_folder(path)
-    if not exists:
+        return _open_folder(path) if path.is_dir() else _open_file(path)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be opened ({error.strerror}).") from error
+
+
+def _open_file(path: Path) -> WeightFile:
+    if not path.exists():
         raise ModelError(f"{path}: does not exist; give a .gguf file or a model folder.")
     if path.suffix.lower() == ".gguf":
         return _open_gguf(path)
@@ -206,10 +207,7 @@ def _open_folder(folder: Path) -> WeightFile:
 
 def only_gguf(folder: Path) -> Path:
     """The one .gguf file of a folder; ModelError if there is none or more than one."""
-    try:
-        found = sorted(p for p in folder.iterdir() if p.suffix.lower() == ".gguf")
-    except OSError as error:
-        raise ModelError(f"{folder}: cannot be listed ({error.strerror}).") from error
+    found = sorted(p for p in folder.iterdir() if p.suffix.lower() == ".gguf")
     if len(found) == 1:
         return found[0]
     if found:

@@ -117,7 +117,7 @@ def test_every_ratio_and_every_pair_names_a_contender():
         for side in (ratio.over, ratio.under):
             (found,) = [c for c in contenders.CONTENDERS if c.name == side]
             assert set(ratio.groups) <= set(found.groups), f"{ratio.name}: {side} never runs {ratio.groups}"
-    assert {name for pair in contenders.MUST_EQUAL for name in pair} <= names
+    assert {name for pair in contenders.SAME_TEXT for name in pair} <= names
 
 
 def test_prompts_are_of_the_announced_kinds_and_lengths(model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.bench import summary
+from edgespec.bench import summary, watch
 from edgespec.bench.prompts import Prompt
 from edgespec.bench.speed import Run
 from tests.bench.fakes import FakeChannel, clocked, contender, failing, plan
@@ -151,6 +151,8 @@ def test_a_contender_that_dies_has_an_error_and_no_time_and_burdens_nobody(when)
     def dies(ids, new_tokens):
         nonlocal calls
         calls += 1
+        if when == "later" and calls == 4:
+            raise failing("a failure that burdens all, until this contender is out", alive=True)
         if calls > (1 if when == "load" else 5):
             raise failing("the worker was ended by signal 9", alive=False)
         return steady()(ids, new_tokens)
@@ -266,3 +268,23 @@ def test_engine_counters_and_parts_that_exceed_the_whole():  # B175, B178, B179
     assert rows["ngram"]["bookkeeping_share"] == pytest.approx(0.05)
     assert rows["ngram"]["warnings"] == []
     assert any("add up to more" in warning for warning in rows["plain"]["warnings"])
+
+
+class BusyChannel(FakeChannel):
+    """Its process uses processor time whenever anybody looks."""
+
+    spent = 0.0
+
+    def cpu_seconds(self):
+        self.spent += 1.0
+        return self.spent
+
+
+def test_waiting_contenders_that_use_the_processor_are_reported(monkeypatch):
+    monkeypatch.setattr(watch, "SHORTEST", 0.0)
+    monkeypatch.setattr(watch, "_busy_seconds", lambda: 0.0)
+    channels = {"a": FakeChannel, "b": BusyChannel}
+    run = Run(plan(["a", "b"], [CODE]), lambda c: channels[c.name](c.name, steady()), check_missing=False)
+    rows = {row["name"]: row for row in summary.rows(run.run())}
+    assert any("waiting contenders" in warning for warning in rows["a"]["warnings"])
+    assert not any("waiting contenders" in warning for warning in rows["b"]["warnings"])

@@ -50,7 +50,8 @@ def test_an_exception_is_an_error_and_the_worker_goes_on():
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"), [("exits", "ended with code 3: fatal: out of luck"), ("killed", "ended by signal 9")]
+    ("mode", "words"),
+    [("exits", "ended with code 3: fatal: out of luck"), ("killed", r"ended by signal 9 \(SIGKILL\)")],
 )
 def test_a_crash_is_told_with_its_cause(mode, words):
     worker = open_worker(mode)

@@ -48,9 +48,9 @@ def command(
 FLAGS: list[tuple[list[str], str, str, Any]] = [
     (["--model", "other"], "engine", "model", "other"),
     (["-m", "other"], "engine", "model", "other"),
-    (["--draft", "ngram"], "engine", "drafts", ["ngram"]),
-    (["--draft", "ngram", "--draft", "code"], "engine", "drafts", ["ngram", "code"]),
-    (["--draft", "off"], "engine", "drafts", None),
+    (["--draft", "ngram"], "engine", "drafts", ("ngram",)),
+    (["--draft", "ngram", "--draft", "code"], "engine", "drafts", ("ngram", "code")),
+    (["--draft", "off"], "engine", "drafts", ()),
     (["--gamma", "3"], "engine", "gamma", 3),
     (["--gamma", "0"], "engine", "gamma", 0),
     (["--threads", "3"], "engine", "threads", 3),
@@ -134,9 +134,7 @@ def observe(
         monkeypatch.setattr(Output, "write", write)
         captured = capsys.readouterr()
         return {
-            "engine": {
-                key: engine.loads[0][key] for key in engine.loads[0] if key not in ("progress", "tracer", "config")
-            },
+            "engine": engine.loads[0],
             "params": {name: getattr(engine.requests[0]["params"], name) for name in options.SAMPLING},
             "request": {key: engine.requests[0][key] for key in ("prompt", "raw")},
             "seen": {
@@ -198,7 +196,7 @@ def test_b161_flags_of_chat_reach_the_engine(engine: type[FakeEngine], monkeypat
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hi"), encoding="utf-8"))
     assert main(["chat", "--gamma", "3", "--draft", "off", "--top-k", "5", "--stop", "END", "--system", "s"]) == 0
     assert engine.loads[0]["gamma"] == 3
-    assert engine.loads[0]["drafts"] is None
+    assert engine.loads[0]["drafts"] == ()
     assert engine.requests[0]["params"] == SamplingParams(top_k=5, stop=("END",))
     assert engine.requests[0]["prompt"][0] == {"role": "system", "content": "s"}
 
@@ -385,6 +383,7 @@ def test_multi_line_messages_and_the_history_on_a_terminal(terminal: Any, tmp_pa
     screen.type("one \\\r")
     screen.type("two\r")
     screen.wait_for("412 MB")
+    screen.wait_for(">")
     screen.type('"""\rdef f():\r    pass\r"""\r')
     screen.wait_for("412 MB")
     screen.wait_for(">")
@@ -403,6 +402,7 @@ def test_multi_line_messages_and_the_history_on_a_terminal(terminal: Any, tmp_pa
     screen.wait_for(">")
     screen.type("a secret\r")
     screen.wait_for("412 MB")
+    screen.wait_for(">")
     screen.type("\x04")
     assert screen.exit_code() == 0
     assert "a secret" not in history.read_text()

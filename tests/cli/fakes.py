@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from edgespec.config import RuntimeConfig
 from edgespec.errors import DraftError
 from edgespec.results import GenerationResult, GenerationStats, TextDelta, TokenLogprob
 
@@ -40,19 +40,26 @@ class FakeEngine:
         cls.script, cls.loads, cls.requests, cls.closed = script or Script(), [], [], 0
 
     @classmethod
-    def from_pretrained(cls, model: str = "smollm2-135m", **settings: Any) -> FakeEngine:
-        cls.loads.append({"model": model, **settings})
+    def from_pretrained(cls, *, config: RuntimeConfig, **others: Any) -> FakeEngine:
+        cls.loads.append({row.key: row.value for row in config.describe()})
         if cls.script.load_error is not None:
             raise cls.script.load_error
-        return cls(model, settings)
+        return cls(config)
 
-    def __init__(self, model: str, settings: dict[str, Any]) -> None:
-        self.model = model
-        self.settings = settings
-        self.gamma = settings.get("gamma", "auto")
+    def __init__(self, config: RuntimeConfig) -> None:
+        self.config = config
+        self._gamma: Any = config.gamma
+        self.context = 2048
         self.drafts = dict(self.script.drafts)
         self.used = "auto"
-        self.spec = SimpleNamespace(architecture="llama", max_positions=2048)
+
+    @property
+    def gamma(self) -> Any:
+        return self._gamma
+
+    @gamma.setter
+    def gamma(self, value: Any) -> None:
+        self._gamma = self.config.replace(gamma=value).gamma
 
     def __enter__(self) -> FakeEngine:
         return self
@@ -111,25 +118,35 @@ class FakeStream:
         return self._result
 
     def _run(self) -> Iterator[TextDelta]:
+        """As in the real engine, an answer that is left early counts as cancelled, and only a failure keeps nothing."""
+        text, ids, failed, ended = "", [], False, False
+        try:
+            for number, piece in enumerate(self._script_pieces()):
+                text += piece
+                ids.append(number)
+                yield TextDelta(piece, (number,), self._draft(), 1 if self._draft() else 0)
+            ended = not self.cancelled
+        except Exception:
+            failed = True
+            raise
+        finally:
+            finish = self.engine.script.finish if ended else "cancelled"
+            self._result = result(text, ids, finish, self._draft(), self.params)
+            if self.done is not None and not failed:
+                self.done(self._result)
+
+    def _script_pieces(self) -> Iterator[str]:
         script = self.engine.script
         question = self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
-        text, ids = "", []
-        for number, piece in enumerate([question] if script.echo else script.pieces):
+        for piece in [question] if script.echo else script.pieces:
             deadline = time.monotonic() + script.delay
             while not self.cancelled and time.monotonic() < deadline:
                 time.sleep(0.005)
             if self.cancelled:
-                break
+                return
             if isinstance(piece, BaseException):
                 raise piece
-            if callable(piece):
-                piece = piece()
-            text += piece
-            ids.append(number)
-            yield TextDelta(piece, (number,), self._draft(), 1 if self._draft() else 0)
-        self._result = result(text, ids, "cancelled" if self.cancelled else script.finish, self._draft(), self.params)
-        if self.done is not None:
-            self.done(self._result)
+            yield piece() if callable(piece) else piece
 
     def _draft(self) -> str | None:
         return None if self.engine.used == "off" else next(iter(self.engine.drafts), None)
@@ -140,7 +157,12 @@ class FakeConversation:
         self.engine, self.system, self.messages = engine, system, messages
 
     def stream(self, text: str, params: Any = None) -> FakeStream:
-        history = [*self.messages, {"role": "user", "content": text}]
+        return self._answer([*self.messages, {"role": "user", "content": text}], params)
+
+    def regenerate(self, params: Any = None) -> FakeStream:
+        return self._answer(self.messages[:-1], params)
+
+    def _answer(self, history: list[dict[str, str]], params: Any) -> FakeStream:
         prompt = ([{"role": "system", "content": self.system}] if self.system is not None else []) + history
         self.engine.requests.append(
             {"prompt": prompt, "params": params, "gamma": self.engine.gamma, "draft": self.engine.used}
@@ -150,6 +172,9 @@ class FakeConversation:
             self.messages = [*history, {"role": "assistant", "content": answer.text}]
 
         return FakeStream(self.engine, prompt, params, keep)
+
+    def close(self) -> None:
+        pass
 
     def undo(self) -> None:
         self.messages = self.messages[:-2]

@@ -111,6 +111,9 @@ def test_a_second_ctrl_c_drops_the_turn_and_a_third_leaves(engine: type[FakeEngi
     code, out, err = talk("hi", KeyboardInterrupt)
     assert (code, out) == (130, "one \n")
     assert "this turn is dropped" in err
+    engine.reset(Script(pieces=["one ", press_twice]))
+    talk("hi", lambda: setattr(engine, "script", Script()), "more")
+    assert contents(engine.requests[1]) == ["more"]
 
 
 @pytest.mark.parametrize(
@@ -305,9 +308,10 @@ def test_read_refuses_what_is_no_text(talk: Talk, data: bytes, words: str, tmp_p
 
 
 def test_completion(engine: type[FakeEngine], tmp_path: Path) -> None:
+    from edgespec.config import RuntimeConfig
     from edgespec.decoding.params import SamplingParams
 
-    model = engine("m", {})
+    model = engine(RuntimeConfig())
     state = chat.Chat(model, SamplingParams(), system=None, answers=Output(None), notes=Output(None))  # type: ignore[arg-type]
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / "nested").mkdir()

@@ -43,6 +43,8 @@ def test_when_a_message_goes_on(text: str, incomplete: bool) -> None:
         ('"""\ndef f():\n    return "\\n"\n"""', 'def f():\n    return "\\n"'),
         ('"""keep \\\nthis"""', "keep \\\nthis"),
         ('"""one""" and more', "one and more"),
+        ('"""\n    a\n    """', "    a"),
+        ('"""\n\na\n\n"""', "\na\n"),
         ("pasted\nlines", "pasted\nlines"),
         ("  indented", "  indented"),
     ],

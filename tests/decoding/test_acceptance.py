@@ -43,7 +43,8 @@ class Chance:
             self._path[-1] = self._open[-1].pop()
 
     def decide(self, law: Sequence[float]) -> int:
-        law = np.asarray(law, np.float64) / np.sum(law)
+        law = np.asarray(law, np.float64)
+        law = law / law.sum()
         if self._at == len(self._path):
             options = [int(i) for i in np.flatnonzero(law)]
             self._path.append(options.pop())
@@ -213,19 +214,21 @@ def test_law_of_the_output_in_longer_blocks() -> None:
 
 
 FAULTS = {
-    "the residual is not subtracted": ("np.maximum(p - q, 0.0)", "p.copy()"),
+    "the residual is not subtracted": ("np.maximum(p - np.divide(row, total, dtype=np.float64), 0.0)", "p.copy()"),
     "the bonus comes from the wrong row": ("last = logits[len(tokens)]", "last = logits[max(0, len(tokens) - 1)]"),
-    "everything is accepted": ("< p[token]:", "< 2.0:"),
-    "accepted with p, not p / q": ("* q[token] < p", "* 1.0 < p"),
-    "accepted if p >= q": ("if rng.random() * q[token] < p[token]", "if q[token] <= p[token]"),
+    "everything is accepted": ("/ total) < p[token]:", "/ total) < 2.0:"),
+    "a guess without q is always accepted": ("if rng.random() < p[token]:", "if rng.random() < 2.0:"),
+    "a rejected guess without q comes back": ("residual[token] = 0.0", "pass"),
+    "accepted with p, not p / q": ("* (row[token] / total) < p", "* 1.0 < p"),
+    "accepted if p >= q": ("if rng.random() * (row[token] / total) < p[token]", "if row[token] <= p[token]"),
     "the block's own tokens are not counted": ("tokens[:i], pipeline", "(), pipeline"),
     "the bonus ignores the block": ("pipeline.probabilities(last, tokens)", "pipeline.probabilities(last)"),
-    "a one-hot row is taken for uniform": ("one_hot[token] = 1.0", "one_hot[:] = 1 / size"),
 }
 SHOWN_BY = {
     "the block's own tokens are not counted": "penalties within the block",
     "the bonus ignores the block": "penalties within the block",
-    "a one-hot row is taken for uniform": "greedy draft",
+    "a guess without q is always accepted": "greedy draft",
+    "a rejected guess without q comes back": "greedy draft",
 }
 
 

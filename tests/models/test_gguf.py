@@ -111,6 +111,20 @@ def test_vocabulary_that_crosses_a_read(tmp_path: Path) -> None:
     file.close()
 
 
+def test_reads_may_end_anywhere_in_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import edgespec.models.gguf_file as module
+
+    path = write_tiny_gguf(tmp_path / "m.gguf")
+    expected = GGUFFile(path)
+    for first_read in range(1500, 1800):  # in the vocabulary, and at its double and its quadruple
+        monkeypatch.setattr(module, "_FIRST_READ", first_read)
+        file = GGUFFile(path)
+        assert file.metadata == expected.metadata
+        assert file.header_digest == expected.header_digest
+        file.close()
+    expected.close()
+
+
 def test_unpermuted_rows_equal_transformers_reading_of_gguf() -> None:
     from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
@@ -223,7 +237,8 @@ def test_impossible_counts_allocate_nothing(tmp_path: Path, tiny: bytes) -> None
         assert "claims" in refused(tmp_path / "m.gguf", changed(8, value))  # tensors
         assert "claims" in refused(tmp_path / "m.gguf", changed(16, value))  # keys
         refused(tmp_path / "m.gguf", changed(24, value))  # length of the first key
-        assert "tokenizer.ggml.tokens" in refused(tmp_path / "m.gguf", changed(key + 8, value))  # array length
+        message = refused(tmp_path / "m.gguf", changed(key + 8, value))  # array length
+        assert f"tokenizer.ggml.tokens' claims {value} strings" in message
         assert "tokenizer.ggml.tokens" in refused(tmp_path / "m.gguf", changed(key + 16, value))  # a string in it
 
 

@@ -135,7 +135,7 @@ def rewrite(folder: Path, change: Any) -> str:
     raw = (text if isinstance(text, str) else json.dumps(header)).encode()
     path.write_bytes(len(raw).to_bytes(8, "little") + raw + data[8 + length :])
     message = refusal(folder)
-    assert "model.safetensors" in message
+    assert str(folder) in message
     path.write_bytes(data)
     return message
 
@@ -171,9 +171,7 @@ def test_header_entries_that_cannot_be_true(folder: Path) -> None:
     def entry(**changes: Any) -> str:
         return rewrite(folder, lambda header: header[name].update(changes))
 
-    assert f"tensor {name} has shape [32, 64]" in entry(shape=[32, 64]) or "the config asks for" in entry(
-        shape=[32, 64]
-    )
+    assert f"tensor {name} has shape [32, 64] but the config asks for [64, 32]" in entry(shape=[32, 64])
     assert "occupies" in entry(shape=[64, 33])
     assert "damaged" in entry(shape=[-64, 32])
     assert "damaged" in entry(shape=[64.0, 32])

@@ -16,9 +16,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from edgespec.errors import ModelError
-from edgespec.models.weights import QuantBlocks, open_weights
+from edgespec.models.weights import QuantBlocks, WeightFile, open_weights
 from tests.support.tiny import tiny_config, tiny_tensors, write_tiny
 from tests.support.tiny_gguf import gguf_name, write_tiny_gguf
+
+
+def _read_all(weights: WeightFile) -> None:
+    for name in weights.names():
+        weights.read(name)
 
 
 def rebuilt(blocks: QuantBlocks) -> np.ndarray:
@@ -40,8 +45,10 @@ def test_blocks_mean_the_weights(tmp_path: Path, quant: str, bits: int, zero: in
             assert blocks is not None
             rows, columns = weights.shape(name)
             assert (blocks.bits, blocks.zero) == (bits, zero)
-            assert (blocks.q.dtype, blocks.q.shape) == (np.uint8, (rows, columns // 32, 32))
-            assert (blocks.scale.dtype, blocks.scale.shape) == (np.float32, (rows, columns // 32))
+            assert blocks.q.dtype == np.uint8
+            assert blocks.q.shape == (rows, columns // 32, 32)
+            assert blocks.scale.dtype == np.float32
+            assert blocks.scale.shape == (rows, columns // 32)
             assert (blocks.minimum is None) == (quant != "Q4_1")
             assert all(a.flags.c_contiguous for a in (blocks.q, blocks.scale))
             assert blocks.q.max() < 2**bits
@@ -280,8 +287,7 @@ def test_file_cut_after_opening_is_an_error_not_a_signal(tmp_path: Path) -> None
         with open_weights(path) as weights:
             os.truncate(path, path.stat().st_size // 2)
             with pytest.raises(ModelError, match="is incomplete, the file ends at byte"):
-                for name in weights.names():
-                    weights.read(name)
+                _read_all(weights)
 
 
 def test_reading_from_many_threads_equals_reading_alone(tmp_path: Path) -> None:
@@ -366,3 +372,22 @@ def test_reading_weights_imports_no_framework() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_closing_during_reads_is_safe(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf")
+    expected = tiny_tensors(tiny_config())["lm_head.weight"]
+
+    def use(weights: WeightFile) -> bool:
+        try:
+            np.testing.assert_array_equal(weights.read("lm_head.weight"), expected)
+        except ModelError as error:
+            return "closed" in str(error)
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(50):
+            weights = open_weights(path)
+            results = [pool.submit(use, weights) for _ in range(4)]
+            weights.close()
+            assert all(result.result() for result in results)

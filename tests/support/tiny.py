@@ -21,7 +21,7 @@ MERGES = ["h e", "l l", "Ġ t", "Ġt he", "i n", "a n", "e r", "o r"]
 def tiny_config(architecture: str = "llama", **changes: Any) -> dict[str, Any]:
     """config.json of a 2-layer model: hidden 32, 4 heads (2 for keys/values), vocabulary 288."""
     config: dict[str, Any] = {
-        "architectures": [{"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[architecture] + "ForCausalLM"],
+        "architectures": [architecture.capitalize() + "ForCausalLM"],
         "model_type": architecture,
         "vocab_size": 288,
         "hidden_size": 32,
@@ -57,7 +57,8 @@ def tiny_tensors(config: dict[str, Any], seed: int = 0, scale: float = 0.3) -> d
         tensors["lm_head.weight"] = normal(vocab, hidden)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        shapes = {"q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden), "o_proj": (hidden, queries)}
+        shapes = {"q_proj": (queries, hidden), "k_proj": (keys, hidden)}
+        shapes |= {"v_proj": (keys, hidden), "o_proj": (hidden, queries)}
         for name, shape in shapes.items():
             tensors[f"{prefix}self_attn.{name}.weight"] = normal(*shape)
             biased = config["model_type"] == "qwen2" or config.get("attention_bias", False)
@@ -66,7 +67,8 @@ def tiny_tensors(config: dict[str, Any], seed: int = 0, scale: float = 0.3) -> d
         if config["model_type"] == "qwen3":
             for name in ("q_norm", "k_norm"):
                 tensors[f"{prefix}self_attn.{name}.weight"] = 1 + 0.1 * normal(head)
-        for name, shape in {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}.items():
+        shapes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+        for name, shape in shapes.items():
             tensors[f"{prefix}mlp.{name}.weight"] = normal(*shape)
             if config.get("mlp_bias", False):
                 tensors[f"{prefix}mlp.{name}.bias"] = normal(shape[0])

@@ -1,0 +1,79 @@
+"""Counters of one request, and the statistics made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from edgespec.results import GenerationStats
+from predictor.planner import Plan
+
+TO_SECONDS = 1e-9
+
+
+class Counts:
+    """Counts rounds as they happen; `stats` derives the rest. Decoding lasts from the first to the last emitted token.
+
+    stamps of a round: `perf_counter_ns()` at its begin, planned, drafted, verified, accepted, committed, end.
+    """
+
+    def __init__(self, drafts: Iterable[str], prompt_tokens: int) -> None:
+        self._stats = GenerationStats(prompt_tokens=prompt_tokens)
+        self._stats.draft_share = dict.fromkeys(drafts, 0)
+        self._tried: list[int] = []
+        self._stood: list[int] = []
+        self._fallbacks = 0
+        self._previous: str | None = None
+        self._first = self._last = 0
+        self._prefilled = 0
+
+    def prefilled(self, reused: int, begin: int, end: int, *, complete: bool) -> None:
+        self._stats.reused_tokens = reused
+        self._stats.prefill_seconds = (end - begin) * TO_SECONDS
+        self._prefilled = self._stats.prompt_tokens - reused if complete else 0
+
+    def first_token(self, began: int, now: int) -> None:
+        self._first = self._last = now
+        self._stats.time_to_first_token_s = (now - began) * TO_SECONDS
+
+    def round(self, plan: Plan, draft: str | None, judged: int, stood: int, stamps: Sequence[int]) -> None:
+        s = self._stats
+        s.rounds += 1
+        s.proposed_tokens += judged
+        s.accepted_tokens += stood
+        s.gamma_histogram[plan.gamma] = s.gamma_histogram.get(plan.gamma, 0) + 1
+        name = draft or "plain"
+        s.draft_share[name] = s.draft_share.get(name, 0) + 1
+        self._fallbacks += draft != plan.draft
+        if draft is not None:
+            s.switches += self._previous not in (None, draft)
+            self._previous = draft
+            while len(self._tried) < judged:
+                self._tried.append(0)
+                self._stood.append(0)
+            for place in range(min(judged, stood + 1)):
+                self._tried[place] += 1
+                self._stood[place] += place < stood
+        begin, planned, drafted, verified, _accepted, committed, end = stamps
+        s.predictor_seconds += (planned - begin + end - committed) * TO_SECONDS
+        s.draft_seconds += (drafted - planned) * TO_SECONDS
+        s.target_seconds += (verified - drafted) * TO_SECONDS
+        s.bookkeeping_seconds += (committed - verified) * TO_SECONDS
+        self._last = end
+
+    def stats(self, drafts: Sequence[str | None]) -> GenerationStats:
+        """A copy with everything derived. drafts: of the kept tokens; a stop string may have taken some back."""
+        s = dataclasses.replace(self._stats)
+        s.draft_share, s.gamma_histogram = dict(s.draft_share), dict(s.gamma_histogram)
+        s.new_tokens = len(drafts)
+        taken_back = s.accepted_tokens - sum(draft is not None for draft in drafts)
+        s.accepted_tokens -= taken_back
+        s.proposed_tokens -= taken_back
+        s.decode_seconds = (self._last - self._first) * TO_SECONDS
+        s.tokens_per_second = max(s.new_tokens - 1, 0) / s.decode_seconds if s.decode_seconds else 0.0
+        s.prefill_tokens_per_second = self._prefilled / s.prefill_seconds if s.prefill_seconds else 0.0
+        s.mean_tokens_per_round = max(s.new_tokens - 1, 0) / s.rounds if s.rounds else 0.0
+        s.acceptance_rate = s.accepted_tokens / s.proposed_tokens if s.proposed_tokens else 0.0
+        s.acceptance_by_position = [stood / tried for stood, tried in zip(self._stood, self._tried) if tried]
+        s.fallback_share = self._fallbacks / s.rounds if s.rounds else 0.0
+        return s
