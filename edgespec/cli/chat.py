@@ -122,7 +122,9 @@ class Chat:
             self.notes.line(report.status_line(result, self.engine.memory_bytes()), dim=True)
         note = report.finish_note(result, self.params.max_new_tokens)
         if note and self.answers.is_terminal:
-            self.notes.line(f"{note} /set max_new_tokens=N allows more; /clear frees the context.", dim=True)
+            limited = report.hit_limit(result, self.params.max_new_tokens)
+            advice = "/set max_new_tokens=N allows more." if limited else "/clear or /undo frees some of it."
+            self.notes.line(f"{note} {advice}", dim=True)
 
     def replace_conversation(self, system: str | None, messages: Sequence[Mapping[str, Any]]) -> None:
         """Go on with other messages. If the engine refuses them, the chat is as before."""

@@ -71,7 +71,11 @@ def _bench(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in words or os.environ.get("EDGESPEC_DEBUG", "") not in ("", "0")
+    code = _guarded(words, "--debug" in words or os.environ.get("EDGESPEC_DEBUG", "") not in ("", "0"))
+    return code if _flush_stdout() else BROKEN_PIPE
+
+
+def _guarded(words: list[str], debug: bool) -> int:
     try:
         return _run(words, debug)
     except SystemExit as stop:
@@ -79,7 +83,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _forget_stdout()
         return BROKEN_PIPE
     except EdgespecError as error:
         _explain(f"error: {error}", debug)
@@ -134,12 +137,17 @@ def _explain(message: str, debug: bool) -> None:
     stderr().line(" ".join(message.split()))
 
 
-def _forget_stdout() -> None:
-    """Keep the interpreter from flushing into the broken pipe at exit."""
+def _flush_stdout() -> bool:
+    """Write out what argparse printed; False if nobody reads it, and then nothing is tried again at exit."""
     try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (AttributeError, OSError, ValueError):
+        return False
+    except ValueError:  # closed
         pass
+    return True
 
 
 if __name__ == "__main__":

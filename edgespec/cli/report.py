@@ -57,26 +57,21 @@ def details(stats: GenerationStats) -> list[str]:
     """All counters of one request, a line each, with what they count."""
     positions = ", ".join(f"{share:.0%}" for share in stats.acceptance_by_position) or "-"
     gammas = ", ".join(f"{gamma}: {rounds}" for gamma, rounds in sorted(stats.gamma_histogram.items())) or "-"
-    seconds = (
-        f"target {stats.target_seconds:.3f}, drafts {stats.draft_seconds:.3f}, rest {stats.bookkeeping_seconds:.3f}"
-    )
+    parts = f"target {stats.target_seconds:.3f}, drafts {stats.draft_seconds:.3f}, rest {stats.bookkeeping_seconds:.3f}"
+    decoded = f"1 + {stats.new_tokens - 1}" if stats.new_tokens else "0"  # the first one comes out of the prefill
+    accepted = f"{stats.accepted_tokens} of {stats.proposed_tokens} proposed ({stats.acceptance_rate:.0%})"
+    mean = f"{stats.mean_tokens_per_round:.2f} tokens each"
     rows = [
         ("prompt", f"{stats.prompt_tokens} tokens, {stats.reused_tokens} of them kept from earlier turns"),
         ("prefill", f"{stats.prefill_seconds:.3f} s, {stats.prefill_tokens_per_second:.0f} tokens/s"),
         ("first token", f"after {stats.time_to_first_token_s:.3f} s"),
-        (
-            "decode",
-            f"{stats.new_tokens} tokens in {stats.decode_seconds:.3f} s, {stats.tokens_per_second:.1f} tokens/s",
-        ),
-        (
-            "rounds",
-            f"{stats.rounds}, {stats.mean_tokens_per_round:.2f} tokens each (corrected or bonus token included)",
-        ),
+        ("decode", f"{decoded} tokens in {stats.decode_seconds:.3f} s, {stats.tokens_per_second:.1f} tokens/s"),
+        ("rounds", f"{stats.rounds}, {mean} (corrected or bonus token included)"),
         ("drafts", draft_names(stats.draft_share)),
-        ("accepted", f"{stats.accepted_tokens} of {stats.proposed_tokens} proposed ({stats.acceptance_rate:.0%})"),
+        ("accepted", accepted if stats.proposed_tokens else "nothing was drafted"),
         ("by position", positions),
         ("gamma: rounds", gammas),
-        ("seconds", seconds),
+        ("seconds", parts),
         ("peak memory", size(stats.peak_memory_bytes)),
     ]
     if stats.energy_joules is not None:
@@ -87,8 +82,11 @@ def details(stats: GenerationStats) -> list[str]:
 
 def finish_note(result: GenerationResult, limit: int) -> str | None:
     """What to tell a person whose answer ended early, or None."""
-    if result.finish_reason == "length" and result.stats.new_tokens >= limit:
-        return f"The answer was cut at max_new_tokens = {limit}."
-    if result.finish_reason == "length":
-        return "The answer was cut because the context is full."
-    return None
+    if result.finish_reason != "length":
+        return None
+    return f"The answer was cut at max_new_tokens = {limit}." if hit_limit(result, limit) else "The context is full."
+
+
+def hit_limit(result: GenerationResult, limit: int) -> bool:
+    """Whether max_new_tokens ended the answer; a "length" before that comes from a full context."""
+    return result.stats.new_tokens >= limit

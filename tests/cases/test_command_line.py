@@ -31,7 +31,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("TERM", "xterm")
-    for name in ("NO_COLOR", "PYTHONIOENCODING"):
+    for name in ("NO_COLOR", "PYTHONIOENCODING", "PYTHONUNBUFFERED"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -306,6 +306,14 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(30) == 141
+
+
+def test_help_that_nobody_reads_is_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(python(FAKE, "--help"), stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_ctrl_c_ends_generate_with_130_and_the_text_so_far() -> None:

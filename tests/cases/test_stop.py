@@ -75,6 +75,8 @@ def test_every_token_as_the_end_token(gamma: int) -> None:
         result = run(chat, PROMPT, max_new_tokens=COUNT, logprobs=0)
         assert list(result.token_ids) == G[: end + 1]
         assert result.finish_reason == "stop"
+        # Guesses behind the end are neither right nor wrong.
+        assert result.stats.proposed_tokens == result.stats.accepted_tokens
         same_everywhere(chat, result, target)
         # The last token was computed as a guess, or is the target's own and has no KV yet.
         assert chat.valid >= len(chat.tokens) - 1

@@ -98,6 +98,18 @@ def test_wrong_settings_are_a_failed_check(
     assert words in checks[check]["detail"]
 
 
+def test_a_model_that_does_not_fit_is_a_failed_check(
+    healthy: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from edgespec.memory import topology
+
+    monkeypatch.setattr(topology, "host_available_bytes", lambda: 1000)
+    code, checks = report(capsys, "--model", str(write_tiny(tmp_path / "tiny")))
+    assert code == 1
+    assert "more than is free" in checks["model"]["advice"]
+    assert checks["memory"]["status"] == "warn"
+
+
 def test_a_damaged_model_is_a_failed_check(healthy: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_tiny(tmp_path / "tiny")
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:200])

@@ -19,6 +19,7 @@ from tests.support.scripted import (
     ScheduledPlanner,
     ToyCache,
     ToyDecoder,
+    ToyTokenizer,
     oracle,
     plain_greedy,
     run,
@@ -27,7 +28,9 @@ from tests.support.scripted import (
 )
 
 PROMPT = [5, 6, 7, 8, 9]
+BEFORE = [5, 6, 7, 20, 21, 22]  # a turn before, which shares its beginning
 FIRST = PROMPT + plain_greedy(ToyDecoder(), PROMPT, 12)
+TURN = SamplingParams(max_new_tokens=12, logprobs=0, stop=[ToyTokenizer().decode(FIRST[-5:-2])])
 SECOND = [*FIRST[:12], 20, 21, 22]  # the next turn keeps some of the answer
 WHOLE = SECOND + plain_greedy(ToyDecoder(), SECOND, 20)
 
@@ -106,7 +109,9 @@ class _Trip:
 
 
 def _lines() -> int:
-    generation = Generation(chat(ToyDecoder()), PROMPT, SamplingParams(max_new_tokens=12, logprobs=0))
+    session = chat(ToyDecoder())
+    run(session, BEFORE, max_new_tokens=8)
+    generation = Generation(session, PROMPT, TURN)
     with _Trip(-1) as trip:
         exhaust(generation)
     return trip.count
@@ -124,7 +129,11 @@ def check_consistent(generation: Generation) -> None:
     assert result.text == session.tokenizer.decode(result.token_ids)
     assert result.logprobs is not None
     assert len(result.token_ids) == len(result.drafts) == len(result.logprobs)
-    assert session.tokens[len(PROMPT) :] == list(result.token_ids)[: max(0, len(session.tokens) - len(PROMPT))]
+    assert (FIRST[: len(session.tokens)] == session.tokens) or (
+        not result.token_ids and BEFORE[:4] == session.tokens[:4]
+    )
+    if result.token_ids:
+        assert session.tokens[len(PROMPT) :] == list(result.token_ids)[: len(session.tokens) - len(PROMPT)]
 
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="needs the trace hook for itself")
@@ -135,7 +144,8 @@ def test_ctrl_c_at_any_line_of_a_turn_leaves_the_next_turn_right(part: int) -> N
     for at in range(1 + part, total, 7 * 3):
         target = ToyDecoder()
         session = chat(target)
-        generation = Generation(session, PROMPT, SamplingParams(max_new_tokens=12, logprobs=0))
+        run(session, BEFORE, max_new_tokens=8)
+        generation = Generation(session, PROMPT, TURN)
         with pytest.raises(KeyboardInterrupt), _Trip(at):
             exhaust(generation)
         check_consistent(generation)

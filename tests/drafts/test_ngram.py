@@ -78,10 +78,10 @@ def test_equals_the_brute_force_through_growth_and_crops(longest: int, shortest:
     tokens: list[int] = [rng.randrange(3)]
     for _ in range(12):
         if rng.random() < 0.25:
-            length = rng.randrange(len(tokens))
+            length = rng.randrange(len(tokens) + 1)
             session.crop(length)
             del tokens[length:]
-        tokens += [rng.randrange(3) for _ in range(rng.randrange(1, 6))]
+        tokens += [rng.randrange(3) for _ in range(rng.randrange(6))]
         level, guess = brute_force(tokens, 5, longest, shortest)
         assert session.level(tokens) == level
         assert propose(session, tokens, 5) == guess
