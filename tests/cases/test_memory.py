@@ -28,7 +28,8 @@ from edgespec import Engine, SamplingParams
 from edgespec.memory.topology import peak_memory_bytes, process_memory
 import edgespec.engine, onnxruntime, tokenizers, onnx
 before = peak_memory_bytes()
-with Engine.from_pretrained(sys.argv[1], drafts=sys.argv[3:] or None, gamma=2, threads=1, weight_format=sys.argv[2]) as e:
+options = {"drafts": sys.argv[3:] or None, "weight_format": sys.argv[2], "gamma": 2, "threads": 1}
+with Engine.from_pretrained(sys.argv[1], **options) as e:
     e.generate([5, 6, 7], SamplingParams(max_new_tokens=8, ignore_eos=True))
     print(peak_memory_bytes() - before)
 """
