@@ -77,7 +77,7 @@ class NgramSession:
 
     def _index(self, tokens: Sequence[int]) -> None:
         """Index every n-gram that has a successor: one that ends with the text would only match itself."""
-        if self._indexed >= len(tokens):  # a shorter text without a crop: not this conversation any more
+        if self._indexed >= len(tokens):  # the text lost what followed the last indexed n-grams
             self.crop(0)
         starts, sizes = self._starts, self._sizes
         for end in range(self._indexed + 1, len(tokens)):
@@ -88,7 +88,7 @@ class NgramSession:
 
     def crop(self, length: int) -> None:
         self._match_at = -1
-        if length <= self._indexed:
+        if length < self._indexed:
             self._starts.clear()
             self._indexed = 0
 

@@ -119,5 +119,3 @@ def _explain(repo: str, filename: str | None, error: Exception) -> CatalogError:
         return CatalogError(f"{repo} on the hub has no file {filename}: check its name")
     reason = (str(error).strip().splitlines() or [""])[0][:200]
     return CatalogError(f"{repo} cannot be fetched from the hub: {type(error).__name__}: {reason}")
-
-

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from predictor.costs import CostTable
-from predictor.planner import PLAIN, AutoPlanner, Candidate, FixedPlanner, Observation, Plan, Planner
+from predictor.planner import PLAIN, AutoPlanner, Candidate, FixedPlanner, Observation, OnlyPlanner, Plan, Planner
 
-__all__ = ["PLAIN", "AutoPlanner", "Candidate", "CostTable", "FixedPlanner", "Observation", "Plan", "Planner"]
+__all__ = [
+    "PLAIN",
+    "AutoPlanner",
+    "Candidate",
+    "CostTable",
+    "FixedPlanner",
+    "Observation",
+    "OnlyPlanner",
+    "Plan",
+    "Planner",
+]

@@ -116,6 +116,7 @@ def test_every_window_of_the_text_as_a_stop_string(size: int, gamma: int) -> Non
         result = both(oracle(WHOLE), gamma, max_new_tokens=COUNT, stop=[stop])
         assert result.text == text[: text.find(stop)]
         assert result.finish_reason == "stop"
+        assert result.stats.proposed_tokens == result.stats.accepted_tokens
 
 
 def test_blocks_were_long_in_these_tests() -> None:

@@ -23,6 +23,9 @@ class PseudoTerminal:
     def __init__(self, argv: list[str], env: Mapping[str, str]) -> None:
         self._master, slave = os.openpty()
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, b"\x28\x00\x78\x00\x00\x00\x00\x00")  # 40 lines of 120 columns
+        settings = termios.tcgetattr(slave)
+        settings[3] |= termios.NOFLSH  # else Ctrl-C throws away output that nobody has read yet
+        termios.tcsetattr(slave, termios.TCSANOW, settings)
         self.process = subprocess.Popen(
             argv,
             stdin=slave,

@@ -250,6 +250,23 @@ def _consume(deltas: Iterator[Any], stop_after: int) -> None:
     raise ZeroDivisionError
 
 
+def test_ctrl_c_right_after_the_history_was_cut() -> None:
+    class Tripping(list):  # type: ignore[type-arg]
+        def __delitem__(self, place: Any) -> None:
+            super().__delitem__(place)
+            raise KeyboardInterrupt
+
+    target = ToyDecoder()
+    chat_session = chat(target)
+    run(chat_session, BEFORE, max_new_tokens=8)
+    chat_session.tokens = Tripping(chat_session.tokens)
+    with pytest.raises(KeyboardInterrupt):
+        chat_session.truncate(2)
+    check_invariant(target, chat_session)
+    chat_session.tokens = list(chat_session.tokens)
+    check_next_turn(target, chat_session)
+
+
 def test_three_troubles_in_a_row() -> None:
     target = ToyDecoder()
     chat_session = chat(target)

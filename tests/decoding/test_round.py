@@ -1,24 +1,22 @@
-"""One request: planning, cleaning, counting, streaming, cancelling, seeds, traces."""
+"""One request: planning, cleaning, streaming, cancelling, traces."""
 
 from __future__ import annotations
 
-import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from drafts import NgramDraft
-from drafts.base import Choose, Proposal
+from drafts.base import Proposal
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation, clean
 from edgespec.decoding.sampling import LogitsPipeline
 from edgespec.errors import ModelError, ParameterError
-from edgespec.results import GenerationStats
 from edgespec.telemetry.trace import Tracer
-from predictor import AutoPlanner, CostTable, FixedPlanner
+from predictor import AutoPlanner, CostTable
 from predictor.planner import Candidate, Plan
 from tests.support.scripted import (
     TOKENS,
@@ -43,119 +41,6 @@ PROMPT = [5, 6, 7, 8]
 @pytest.fixture(scope="module")
 def text() -> list[int]:
     return PROMPT + plain_greedy(ToyDecoder(), PROMPT, 60)
-
-
-# Counting
-
-
-@pytest.mark.parametrize("gamma", [1, 2, 3, 8])
-def test_b178_shares_are_exact(text: list[int], gamma: int) -> None:
-    count = 1 + 2 * (gamma + 1) * 2
-    for kind, rate in ((oracle, 1.0), (anti, 0.0)):
-        stats = run(session(None, [kind(text)], gamma), PROMPT, max_new_tokens=count).stats
-        assert stats.acceptance_rate == rate
-    # Wrong at every second position: with gamma 2 every round has one right and one wrong guess.
-    half = mixed(text, lambda at: (at - len(PROMPT)) % 2 == 0)
-    stats = run(session(None, [half], 2), PROMPT, max_new_tokens=22).stats
-    assert (stats.acceptance_rate, stats.acceptance_by_position) == (0.5, [1.0, 0.0])
-    assert (stats.rounds, stats.proposed_tokens, stats.accepted_tokens) == (11, 20, 10)  # the last one is plain
-    assert stats.mean_tokens_per_round == 21 / 11
-
-
-def test_every_counter_of_a_mixed_run(text: list[int]) -> None:
-    planner = ScheduledPlanner([("a", 3), ("b", 2), (None, 0), ("a", 1), ("gone", 4), ("none", 2)])
-    chat = session(None, [oracle(text, "a"), anti(text, "b"), empty("none")], planner=planner)
-    stats = run(chat, PROMPT, max_new_tokens=21).stats
-    # a3: 4 tokens, b2: 1, plain: 1, a1: 2, gone (unknown): 1, none (nothing proposed): 1; twice over is 20.
-    assert stats.rounds == 12
-    assert stats.new_tokens == 21
-    assert stats.mean_tokens_per_round == 20 / 12
-    assert stats.draft_share == {"a": 4, "b": 2, "none": 0, "plain": 6}
-    assert stats.gamma_histogram == {3: 2, 2: 3, 0: 5, 1: 2}  # the last plan, none 2, is clipped to 0
-    assert (stats.proposed_tokens, stats.accepted_tokens) == (12, 8)
-    assert stats.acceptance_by_position == [4 / 6, 1.0, 1.0]
-    assert stats.switches == 4
-    assert stats.fallback_share == 1 / 12
-    assert stats.prompt_tokens == len(PROMPT)
-
-
-def test_b188_the_draft_is_asked_for_the_planned_gamma_and_never_for_more_than_can_be_used(text: list[int]) -> None:
-    draft = anti(text)
-    run(session(None, [draft], 5), PROMPT, max_new_tokens=9)
-    # After the first token 8 may follow; a round emits gamma + 1 at most, here always 1.
-    assert [gamma for _, gamma in draft.calls] == [5, 5, 5, 4, 3, 2, 1]
-    assert [length for length, _ in draft.calls] == [5, 6, 7, 8, 9, 10, 11]
-
-
-def test_b175_parts_never_exceed_the_whole_and_rates_leave_prefill_out(text: list[int]) -> None:
-    for drafts in ([], [oracle(text)], [NgramDraft(), self_draft(ToyDecoder())]):
-        stats = run(
-            session(None, drafts, planner=None if drafts else FixedPlanner(None, 0)), PROMPT, max_new_tokens=30
-        ).stats
-        parts = stats.predictor_seconds + stats.draft_seconds + stats.target_seconds + stats.bookkeeping_seconds
-        assert 0 < parts <= stats.decode_seconds
-        assert stats.tokens_per_second == 29 / stats.decode_seconds
-        assert stats.prefill_tokens_per_second == 4 / stats.prefill_seconds
-        assert stats.time_to_first_token_s >= stats.prefill_seconds
-
-
-def test_the_clock_of_the_first_token_starts_with_the_request(monkeypatch: pytest.MonkeyPatch, text: list[int]) -> None:
-    now = [0]
-
-    def clock() -> int:
-        now[0] += 1000
-        return now[0]
-
-    monkeypatch.setattr("edgespec.decoding.round.perf_counter_ns", clock)
-    generation = Generation(
-        session(None, [oracle(text)], 3), PROMPT, SamplingParams(max_new_tokens=9), began_ns=-5_000_000
-    )
-    list(generation.deltas())
-    stats = generation.stats
-    assert stats.time_to_first_token_s == pytest.approx(5e-3, rel=0.01)
-    # Two rounds of seven stamps each; the time between rounds belongs to decoding but to none of its parts.
-    assert stats.decode_seconds == pytest.approx(14e-6)
-    assert stats.target_seconds == stats.draft_seconds == pytest.approx(2e-6)
-
-
-def test_one_token_and_none(text: list[int]) -> None:
-    target = ToyDecoder()
-    draft = oracle(text)
-    chat = session(target, [draft], 5)
-    one = run(chat, PROMPT, max_new_tokens=1)
-    assert (one.token_ids, one.finish_reason, one.stats.rounds) == ((text[4],), "length", 0)
-    assert one.stats.tokens_per_second == one.stats.mean_tokens_per_round == 0.0
-    calls, before = len(target.calls), list(chat.tokens)
-    none = run(chat, PROMPT, max_new_tokens=0)
-    assert (none.token_ids, none.text, none.finish_reason) == ((), "", "length")
-    assert len(target.calls) == calls
-    assert draft.calls == []
-    assert chat.tokens == before
-
-
-def test_statistics_can_be_read_while_it_runs(text: list[int]) -> None:
-    generation = Generation(session(None, [oracle(text)], 3), PROMPT, SamplingParams(max_new_tokens=30))
-    assert generation.stats == GenerationStats(prompt_tokens=4, draft_share={"oracle": 0})
-    seen = []
-    while generation.step():
-        seen.append((generation.stats.rounds, generation.stats.new_tokens))
-    assert seen == [(i, 1 + 4 * i) for i in range(8)]
-    snapshot = generation.stats
-    snapshot.draft_share["oracle"] = 99
-    assert generation.stats.draft_share == {"oracle": 7, "plain": 1}
-
-
-# Who guessed what
-
-
-def test_every_token_knows_who_guessed_it(text: list[int]) -> None:
-    planner = ScheduledPlanner([("m", 3), ("o", 2)])
-    chat = session(None, [mixed(text, lambda at: at == 7, "m"), oracle(text, "o")], planner=planner)
-    generation = Generation(chat, PROMPT, SamplingParams(max_new_tokens=10))
-    deltas = list(generation.deltas())
-    assert generation.result.drafts == (None, "m", "m", None, "o", "o", None, "m", "m", None)
-    # 4: first token; 5, 6 right, 7 corrected by m; 8, 9 right, 10 the bonus of o; 11, 12 right (clipped), 13 bonus.
-    assert [(d.draft, d.accepted) for d in deltas if d.token_ids] == [(None, 0), ("m", 2), ("o", 2), ("m", 2)]
 
 
 # Plans
@@ -441,80 +326,6 @@ def test_b058_logprobs_are_those_of_plain_decoding_whoever_guessed(kind: Any, te
     assert [entry.token_id for entry in drafted.logprobs] == list(drafted.token_ids)
     assert all(len(entry.top) == 3 and entry.margin >= 0 for entry in drafted.logprobs)
     assert run(session(target), PROMPT, max_new_tokens=3).logprobs is None
-
-
-# Seeds
-
-
-def sampled(chat: Any, seed: int | None, **params: Any) -> tuple[int, ...]:
-    return run(chat, PROMPT, max_new_tokens=25, temperature=1.0, seed=seed, **params).token_ids
-
-
-def test_b044_b047_a_seed_gives_one_text_and_no_seed_many() -> None:
-    target = ToyDecoder()
-
-    def chat() -> Any:
-        return session(target, [NgramDraft(), self_draft(ToyDecoder(seed=9))], 3)
-
-    assert len({sampled(chat(), seed) for seed in range(50)}) > 45
-    assert len({sampled(chat(), 7) for _ in range(3)}) == 1
-    assert len({sampled(chat(), None) for _ in range(10)}) == 10
-
-
-def test_a_seed_gives_one_text_whatever_the_planner_learned_before() -> None:
-    target = ToyDecoder()
-    planner = AutoPlanner()
-    chat = session(target, [NgramDraft(), self_draft(ToyDecoder(seed=9))], planner=planner)
-    first = sampled(chat, 7)
-    for warm in range(10):
-        run(chat, [3, 3, 3, warm + 4], max_new_tokens=40)
-    assert sampled(chat, 7) == first
-
-
-def test_global_random_state_is_left_alone() -> None:
-    random.seed(5)
-    np.random.seed(5)  # noqa: NPY002
-    before = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr] # noqa: NPY002
-    sampled(session(None, [self_draft(ToyDecoder(seed=9))], 3), 7)
-    sampled(session(None, [self_draft(ToyDecoder(seed=9))], 3), None)
-    assert before == (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[union-attr] # noqa: NPY002
-
-
-def test_b046_sessions_in_parallel_do_not_touch_each_other(text: list[int]) -> None:
-    target = ToyDecoder()
-    twin = self_draft(target)
-    alone = {seed: sampled(session(target, [twin], 3), seed) for seed in range(4)}
-    results: dict[Any, list[tuple[int, ...]]] = {}
-
-    def work(key: Any, request: Callable[[], tuple[int, ...]]) -> None:
-        results[key] = [request() for _ in range(5)]
-
-    def greedy() -> tuple[int, ...]:
-        return run(session(target, [twin], 3), PROMPT, max_new_tokens=40).token_ids
-
-    threads = [threading.Thread(target=work, args=("greedy", greedy))]
-    for seed in alone:
-        request = lambda seed=seed: sampled(session(target, [twin], 3), seed)  # noqa: E731
-        threads.append(threading.Thread(target=work, args=(seed, request)))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {"greedy": [tuple(text[4:44])] * 5, **{seed: [ids] * 5 for seed, ids in alone.items()}}
-
-
-def test_the_draft_draws_from_its_own_stream(text: list[int]) -> None:
-    """What is drawn for judging must not depend on how much the draft drew."""
-    drawn: list[int] = []
-
-    class Drawing(ScriptedDraft):
-        def propose(self, tokens: Sequence[int], gamma: int, choose: Choose) -> Proposal:
-            drawn.extend(choose(np.zeros(TOKENS, np.float32), [])[0] for _ in range(5))
-            return Proposal()
-
-    quiet = sampled(session(None, [empty()], 3), 3)
-    assert sampled(session(None, [Drawing(lambda t, g: [])], 3), 3) == quiet
-    assert len(set(drawn)) > 10
 
 
 # Traces

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from predictor import PLAIN, AutoPlanner, Candidate, CostTable, FixedPlanner, Observation, Plan
+from predictor import PLAIN, AutoPlanner, Candidate, CostTable, FixedPlanner, Observation, OnlyPlanner, Plan
 
 MODEL, NGRAM = Candidate("model", 1), Candidate("ngram", 3, free=True)
 FLAT = dict.fromkeys(range(1, 20), 1.0)
@@ -179,6 +179,23 @@ def test_two_planners_are_independent_and_reset_forgets() -> None:
     assert second.plan([MODEL], 8).gamma > 0
     first.reset()
     assert first.plan([MODEL], 8).gamma > 0
+
+
+def test_only_one_of_them() -> None:
+    auto = AutoPlanner(costs())
+    only = OnlyPlanner(auto, "model")
+    assert not only.off
+    assert not only.reproducible
+    assert only.plan([NGRAM, MODEL], 8).draft == "model"
+    assert only.plan([NGRAM], 8) == PLAIN
+    assert list(only.shadows(PLAIN, [NGRAM, MODEL])) == []
+    assert list(OnlyPlanner(auto, "ngram").shadows(PLAIN, [NGRAM, MODEL])) == [NGRAM]
+    for _ in range(50):  # what it sees, the other learns
+        only.observe(Observation("model", 1, 1, 1, 0, 2, 0.01, 1.0))
+        only.credit(NGRAM, 1, 0)
+    assert auto._arm("model", 1).rates()[0] < 0.1
+    assert auto._arm("ngram", 3).rates()[0] < 0.1
+    assert OnlyPlanner(FixedPlanner(None, 2), "model").reproducible
 
 
 def test_several_threads_may_use_one_planner() -> None:
