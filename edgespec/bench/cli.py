@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from edgespec.bench.model import PromptEncoder, open_decoder
 from edgespec.bench.speed import Plan, Result, Run
 from edgespec.bench.workers import Worker, WorkerFailure
 from edgespec.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 FAILED, INTERRUPTED = 1, 130
 PREFILL_TOKENS = 900
@@ -106,7 +109,12 @@ def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[int
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total)
-        yield (lambda text: bar.update(task, description=text)), (lambda n: bar.advance(task, n))
+
+        def say(text: str) -> None:
+            _log.debug("%s", text)
+            bar.update(task, description=text)
+
+        yield say, lambda n: bar.advance(task, n)
 
 
 def _resolve(model: str) -> Path:

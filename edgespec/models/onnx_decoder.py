@@ -5,6 +5,8 @@ Rolling back is setting a smaller length: attention reads only the first `length
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 import tempfile
 import threading
@@ -41,7 +43,7 @@ class OnnxCache:
         self.length = 0
         self.capacity = capacity
         shape = (1, spec.num_kv_heads, capacity + 1, spec.head_dim)  # one more for the row that pads a single one
-        self.buffers = [np.zeros(shape, np.float32) for _ in range(2 * spec.num_layers)]
+        self.buffers = [_on_demand(shape) for _ in range(2 * spec.num_layers)]
         self.bindings: dict[bool, _Binding] = {}
         self._position_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 4
 
@@ -200,6 +202,16 @@ class _Binding:
             self._hidden = _sized(self._hidden, rows)
             _bind(self._io.bind_output, "hidden", self._hidden[:rows])
         self._bound = (count, wanted)
+
+
+def _on_demand(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Zeros whose memory is taken page by page, as they are written.
+
+    Not `np.zeros`: numpy asks for huge pages, and one of those spans the whole context of a head.
+    """
+    size = math.prod(shape) * 4
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    return np.frombuffer(mmap.mmap(-1, size, **flags), np.float32).reshape(shape)
 
 
 def _sized(buffer: npt.NDArray[np.float32], rows: int) -> npt.NDArray[np.float32]:

@@ -40,7 +40,7 @@ def command(
 ) -> Any:
     """Run the command line on the scripted engine in a process of its own."""
     surroundings = {**os.environ, "FAKE_SCRIPT": json.dumps(script or {}), **(env or {})}
-    return subprocess.run(python(FAKE, *arguments), capture_output=True, timeout=60, env=surroundings, **options)
+    return subprocess.run(python(FAKE, *arguments), capture_output=True, timeout=180, env=surroundings, **options)
 
 
 # B161: each flag of generate, and what it must change. engine = keyword of Engine.from_pretrained, params = field of
@@ -237,14 +237,14 @@ def test_b025_chat_with_stdin_closed() -> None:
 
 def test_b025_chat_without_input_ends_at_once() -> None:
     start = time.monotonic()
-    done = command("chat", stdin=subprocess.DEVNULL, script={"delay": 30.0})
+    done = command("chat", stdin=subprocess.DEVNULL, script={"delay": 100.0})
     assert done.returncode == 0
-    assert time.monotonic() - start < 10  # the fake answer alone would take a minute and a half
+    assert time.monotonic() - start < 150  # the fake answer alone would take five minutes
 
 
 def test_stdout_closed_is_no_crash() -> None:
     done = subprocess.run(
-        python(FAKE, "generate", "hi"), stderr=subprocess.PIPE, timeout=60, preexec_fn=lambda: os.close(1), check=False
+        python(FAKE, "generate", "hi"), stderr=subprocess.PIPE, timeout=180, preexec_fn=lambda: os.close(1), check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -305,13 +305,13 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(30) == 141
+    assert process.wait(180) == 141
 
 
 def test_help_that_nobody_reads_is_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(python(FAKE, "--help"), stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
+    done = subprocess.run(python(FAKE, "--help"), stdout=writer, stderr=subprocess.PIPE, timeout=180, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -326,7 +326,7 @@ def test_ctrl_c_ends_generate_with_130_and_the_text_so_far() -> None:
     assert process.stdout is not None
     assert process.stdout.read(5) == b"word "
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=180)
     assert process.returncode == 130
     assert out.endswith(b"\n")
     assert len(out) < 200

@@ -13,7 +13,7 @@ import termios
 import time
 from collections.abc import Mapping
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0  # generous: a busy machine may stop a process for half a minute
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\x1b\][^\x07]*\x07")
 
 

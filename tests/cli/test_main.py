@@ -152,7 +152,7 @@ def imported_by(argv: list[str]) -> set[str]:
         "import sys\nfrom edgespec.cli.main import main\nmain(sys.argv[1:])\n"
         f"print('IMPORTED', *[name for name in {HEAVY!r} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=180, check=True)
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ConfigError, MemoryBudgetError, ModelError
+from edgespec.memory.topology import process_memory
 from edgespec.models import onnx_cache
 from edgespec.models.onnx_decoder import OnnxDecoder
 from edgespec.models.onnx_linear import quantise_int8
@@ -145,6 +146,19 @@ def test_cache_memory_follows_its_length(files):
     assert cache.nbytes == 0
     decoder.forward(PROMPT, cache)
     assert cache.nbytes == 12 * 2 * 2 * 2 * 16 * 4  # positions, k and v, layers, heads, head_dim, float32
+
+
+def test_a_long_context_costs_no_memory_until_it_is_used(tmp_path):
+    """B122: 64 MiB of key and value buffers (8 MiB for each head of a layer), of which 12 positions are written."""
+    folder = write_tiny(tmp_path / "long", max_position_embeddings=1 << 17, **SHAPE)
+    with open_weights(folder) as weights:
+        decoder = OnnxDecoder(weights, weight_format="float32", threads=1)
+    decoder.forward(PROMPT, decoder.new_cache(64))
+    before = process_memory()
+    cache = decoder.new_cache()
+    decoder.forward(PROMPT, cache)
+    assert cache.capacity == 1 << 17
+    assert process_memory() - before < 4 << 20
 
 
 def test_unknown_format_is_named(files):
