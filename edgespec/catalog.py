@@ -123,7 +123,7 @@ def _resolve(model: str, home: str | os.PathLike[str] | None, progress: Progress
         return hub.fetch_model(repo, filename or None, refresh=refresh)
     names = [entry.name for entry in MODELS]
     near = difflib.get_close_matches(model.strip().lower(), names, n=2, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"the catalogue has {', '.join(names)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"the catalogue has {', '.join(names)}."
     raise CatalogError(f"{model!r} is no known model: {hint} Else give a folder, a .gguf file or a hub id (org/name)")
 
 

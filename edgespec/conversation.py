@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 class Conversation:
     """Made by `Engine.conversation`.
 
+    One answer runs at a time: asking again, or changing the history, ends the one before as if it had been closed.
+
     messages: [{"role", "content"}] of all finished turns, without the system prompt; may be edited between turns. An
     answer that was cancelled stays in the history as far as it came; after an error the history is as before the turn.
     system: the system prompt, or None for the model's own default. stats: of the last answer.
@@ -28,6 +31,7 @@ class Conversation:
         self.system = system
         self.messages: list[dict[str, Any]] = [dict(message) for message in messages]
         self.stats: GenerationStats | None = None
+        self._running: weakref.ref[Stream] | None = None  # weak: one that nobody holds any more has ended
 
     def send(self, text: str, params: SamplingParams | None = None) -> GenerationResult:
         """The whole answer to the user's `text`."""
@@ -41,10 +45,12 @@ class Conversation:
 
         Raises PromptError and ParameterError before any model work.
         """
+        self._settle()
         return self._answer([*self.messages, {"role": "user", "content": text}], params)
 
     def regenerate(self, params: SamplingParams | None = None) -> Stream:
         """Another answer to the last question. The old one stays until the new one is over."""
+        self._settle()
         last = self._last_question()
         if last is None:
             raise PromptError("there is no question to answer again")
@@ -52,17 +58,26 @@ class Conversation:
 
     def undo(self) -> None:
         """Take back the last question and its answer; nothing happens if there is none."""
+        self._settle()
         last = self._last_question()
         if last is not None:
             del self.messages[last:]
 
     def clear(self) -> None:
         """Forget all messages; the system prompt stays."""
+        self._settle()
         self.messages = []
 
     def close(self) -> None:
         """Release the KV. The conversation can go on; its next turn reads everything anew."""
+        self._settle()
         self._session.close()
+
+    def _settle(self) -> None:
+        stream = self._running() if self._running is not None else None
+        if stream is not None:
+            stream.close()
+        self._running = None
 
     def _last_question(self) -> int | None:
         users = (i for i, message in enumerate(self.messages) if message.get("role") == "user")
@@ -72,11 +87,15 @@ class Conversation:
         began = perf_counter_ns()
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         ids = self._engine.encode([*system, *history])
-        return self._engine.start(self._session, ids, params, self._keeper(history), began_ns=began)
+        stream = self._engine.start(self._session, ids, params, keep=self._keeper(history), began_ns=began)
+        self._running = weakref.ref(stream)
+        return stream
 
     def _keeper(self, history: list[dict[str, Any]]) -> Callable[[GenerationResult], None]:
         def keep(result: GenerationResult) -> None:
             self.stats = result.stats
+            if result.finish_reason == "cancelled" and not result.text:
+                return  # nothing was shown, so there is no turn
             self.messages = [*history, {"role": "assistant", "content": result.text}]
 
         return keep

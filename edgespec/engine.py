@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter_ns
 from types import TracebackType
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
     from edgespec.models.tokenizer import Tokenizer
 
-_log = logging.getLogger(__name__)
-
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Sequence[int] | Messages
 AUTO_DRAFTS = ("ngram",)
@@ -41,9 +40,17 @@ class Stream:
     so far, final when the iteration is over.
     """
 
-    def __init__(self, generation: Generation, finished: Callable[[GenerationResult], None] | None = None) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        *,
+        keep: Callable[[GenerationResult], None] | None = None,
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        """keep: called with the result unless an error ended the answer. release: called at the end in any case."""
         self._generation = generation
-        self._finished = finished
+        self._keep = keep
+        self._release = release
         self._deltas = self._run()
 
     def __iter__(self) -> Iterator[TextDelta]:
@@ -73,8 +80,12 @@ class Stream:
             raise
         finally:
             self._generation.close()
-            if self._finished is not None and not failed:
-                self._finished(self.result)
+            try:
+                if self._keep is not None and not failed:
+                    self._keep(self.result)
+            finally:
+                if self._release is not None:
+                    self._release()
 
 
 class Engine:
@@ -87,14 +98,13 @@ class Engine:
         self,
         config: RuntimeConfig,
         target: Target,
-        drafts: Mapping[str, DraftStatus],
         *,
         tracer: Tracer | NullTracer = NULL_TRACER,
     ) -> None:
         self.config = config
         self.tracer = tracer
         self._target = target
-        self._statuses = dict(drafts)
+        self._statuses: dict[str, DraftStatus] = {}
         self._auto = AutoPlanner(target.costs)
         self._gamma = config.gamma
         self._chosen = "auto"
@@ -107,7 +117,7 @@ class Engine:
         cls,
         model: str | None = None,
         *,
-        drafts: str | Sequence[str] | None = "auto",
+        drafts: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = "auto",
         gamma: int | str | None = None,
         memory_budget: str | int | None = None,
         device: str | None = None,
@@ -128,7 +138,7 @@ class Engine:
         """
         arguments: dict[str, Any] = {
             "model": model,
-            "drafts": None if drafts == "auto" else _listed(drafts),
+            "drafts": None if drafts == "auto" else () if drafts is None else drafts,
             "gamma": gamma,
             "memory_budget": memory_budget,
             "device": device,
@@ -137,15 +147,15 @@ class Engine:
             "context": context,
         }
         config = config.replace(**arguments) if config is not None else RuntimeConfig.load(**arguments)
-        target = load_target(config, progress)
+        engine = cls(config, load_target(config, progress), tracer=tracer or NULL_TRACER)
         try:
-            statuses = _load_drafts(config, target, progress)
-            if statuses and config.gamma == "auto":
-                target.measure_costs()
-            return cls(config, target, statuses, tracer=tracer or NULL_TRACER)
+            for name in AUTO_DRAFTS if config.drafts == "auto" else config.drafts:
+                engine._add(load_draft(name, config, engine._target, progress, taken=engine._statuses))
+            engine._planner()  # measures costs now rather than in the first request
         except BaseException:
-            target.close()
+            engine.close()
             raise
+        return engine
 
     # Settings that may change between requests
 
@@ -217,7 +227,7 @@ class Engine:
         """
         began = perf_counter_ns()
         session = self.session()
-        return self.start(session, self.encode(prompt, raw=raw), params, lambda _: session.close(), began_ns=began)
+        return self.start(session, self.encode(prompt, raw=raw), params, release=session.close, began_ns=began)
 
     def conversation(self, system: str | None = None, messages: Messages = ()) -> Conversation:
         """A chat that keeps its history and the KV of earlier turns."""
@@ -227,6 +237,8 @@ class Engine:
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """The token ids that `stream` would answer to."""
+        if isinstance(prompt, (bytes, bytearray)):
+            raise PromptError("the prompt is bytes: decode it to text first, or give a list of token ids")
         if isinstance(prompt, str):
             if not prompt:
                 raise PromptError("the prompt is empty: give some text")
@@ -234,6 +246,8 @@ class Engine:
                 return self.template.encode([{"role": "user", "content": prompt}])
             return self._encode_raw(prompt)
         if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+            if raw:
+                raise PromptError("messages need the chat template: give a text or token ids with raw=True")
             if self.template is None:
                 raise PromptError("this model has no chat template: give the prompt as one text")
             return self.template.encode(prompt)  # type: ignore[arg-type]
@@ -258,24 +272,27 @@ class Engine:
         session: Session,
         ids: list[int],
         params: SamplingParams | None,
-        finished: Callable[[GenerationResult], None] | None = None,
         *,
+        keep: Callable[[GenerationResult], None] | None = None,
+        release: Callable[[], None] | None = None,
         began_ns: int | None = None,
     ) -> Stream:
         """A stream of the answer to `ids` in `session`, under the settings that are in force now."""
         if self._closed:
             raise EdgespecError("the engine is closed: make a new one with Engine.from_pretrained")
         session.planner = self._planner()
-        return Stream(Generation(session, ids, params or SamplingParams(), began_ns=began_ns), finished)
+        generation = Generation(session, ids, params or SamplingParams(), began_ns=began_ns)
+        return Stream(generation, keep=keep, release=release)
 
     def close(self) -> None:
         """Release all weights. Running streams fail at their next round."""
         if self._closed:
             return
         self._closed = True
-        for status in self._statuses.values():
-            status.draft.close()
-        self._target.close()
+        with ExitStack() as stack:
+            for status in self._statuses.values():
+                stack.callback(status.draft.close)
+            stack.callback(self._target.close)  # first, so that a stream that still runs does not blame a draft
 
     def __enter__(self) -> Engine:
         return self
@@ -285,11 +302,15 @@ class Engine:
     ) -> None:
         self.close()
 
+    def _add(self, status: DraftStatus) -> None:
+        self._statuses[status.name] = status
+
     def _planner(self) -> Planner:
         if self._chosen == "off" or not self._statuses:
             return FixedPlanner(None, 0)
         if isinstance(self._gamma, int):
             return FixedPlanner(None if self._chosen == "auto" else self._chosen, self._gamma)
+        self._target.measure_costs()
         return self._auto if self._chosen == "auto" else OnlyPlanner(self._auto, self._chosen)
 
     def _stop_ids(self) -> frozenset[int]:
@@ -302,17 +323,3 @@ class Engine:
         """With the BOS token where the tokenizer asks for one, and only once if the text starts with it already."""
         bos, ids = self.tokenizer.bos_id, self.tokenizer.encode(text, add_special=True)
         return ids[1:] if ids[:2] == [bos, bos] else ids
-
-
-def _listed(drafts: str | Sequence[str] | None) -> tuple[str, ...]:
-    if drafts is None:
-        return ()
-    return (drafts,) if isinstance(drafts, str) else tuple(drafts)
-
-
-def _load_drafts(config: RuntimeConfig, target: Target, progress: Progress | None) -> dict[str, DraftStatus]:
-    statuses: dict[str, DraftStatus] = {}
-    for name in AUTO_DRAFTS if config.drafts == "auto" else config.drafts:
-        status = load_draft(name, config, target, progress)
-        statuses.setdefault(status.name, status)
-    return statuses

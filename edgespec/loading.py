@@ -7,7 +7,9 @@ import json
 import logging
 import os
 import platform
+import re
 import tempfile
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +21,13 @@ from drafts.standalone import StandaloneDraft
 from edgespec import catalog
 from edgespec.config import RuntimeConfig
 from edgespec.decoding.session import DraftStatus
-from edgespec.errors import DraftError, EdgespecError, ModelError
+from edgespec.errors import DraftError, ModelError
 from edgespec.memory.budget import check_fits, parse_budget
 from edgespec.memory.topology import detect
 from edgespec.models.base import Decoder
 from edgespec.models.build import build_decoder, planned_bytes
+from edgespec.models.cpu import usable_threads
+from edgespec.models.spec import ModelSpec
 from edgespec.models.tokenizer import Tokenizer, compare_vocabularies, load_tokenizer
 from edgespec.models.weights import WeightFile, open_weights
 from predictor.costs import CostTable
@@ -38,6 +42,7 @@ _LEAST_CONTEXT = 512
 _WORKSPACE = 160 << 20  # the interpreter, ONNX Runtime's code and arena, and activations of a prefill chunk (measured)
 _COST_WIDTHS = (1, 2, 3, 4, 6, 9)
 _COST_POSITION = 64
+_RESERVED = ("auto", "off", "plain", "ngram")  # words that mean something else where a draft is named
 
 
 @dataclass
@@ -49,23 +54,27 @@ class Target:
     context: int
     costs: CostTable
     costs_file: Path
+    planned: dict[str, int]  # bytes by part; drafts are added as they are loaded
 
     def measure_costs(self) -> None:
-        """Time a forward of each width, unless an earlier run on this device did."""
-        if self.costs.measured:
+        """Time a forward of each width, unless that was done before, here or in an earlier run on this device."""
+        widths = [width for width in _COST_WIDTHS if width <= self.context]
+        if self.costs.covers(widths):
             return
-        cache = self.decoder.new_cache(_COST_POSITION + max(_COST_WIDTHS))
-        self.decoder.forward([0] * _COST_POSITION, cache, logits=0)
+        start = min(_COST_POSITION, self.context - max(widths))
+        cache = self.decoder.new_cache(self.context)
+        if start:
+            self.decoder.forward([0] * start, cache, logits=0)
 
         def forward(width: int) -> None:
-            cache.crop(_COST_POSITION)
+            cache.crop(start)
             self.decoder.forward([0] * width, cache)
 
-        self.costs.measure(forward, _COST_WIDTHS)
+        self.costs.measure(forward, widths)
 
     def close(self) -> None:
         self.decoder.close()
-        if self.costs.measured:
+        if self.costs.covers(_COST_WIDTHS):
             with suppress(OSError):  # only a saving of half a second at the next start
                 _write_atomically(self.costs_file, json.dumps(self.costs.to_json()))
 
@@ -75,7 +84,7 @@ def load_target(config: RuntimeConfig, progress: Progress | None) -> Target:
     path = catalog.resolve(config.model, home=config.home, progress=progress)
     home = catalog.home(config.home)
     with open_weights(path) as weights:
-        context = _fitting_context(config, weights)
+        context, planned = _fitting_context(config, weights)
         tokenizer = _tokenizer(path, weights, home)
         decoder = build_decoder(
             weights,
@@ -86,20 +95,35 @@ def load_target(config: RuntimeConfig, progress: Progress | None) -> Target:
             cache_dir=home / "graphs",
         )
         costs_file = home / "costs" / f"{_cost_key(config, weights)}.json"
-    return Target(decoder, tokenizer, context, _saved_costs(costs_file), costs_file)
+    return Target(decoder, tokenizer, context, _saved_costs(costs_file), costs_file, planned)
 
 
-def load_draft(name: str, config: RuntimeConfig, target: Target, progress: Progress | None) -> DraftStatus:
-    """The draft `name`: "ngram", or a model that shares the target's tokenizer. Failures are noted in the status."""
+def load_draft(
+    name: str, config: RuntimeConfig, target: Target, progress: Progress | None, *, taken: Collection[str] = ()
+) -> DraftStatus:
+    """The draft `name`: "ngram", or a model that shares the target's tokenizer. Failures are noted in the status.
+
+    taken: names that other drafts have already; this one gets another.
+    """
     if name == "ngram":
         return DraftStatus(NgramDraft())
-    label = Path(name).stem or name
+    label = draft_label(name, taken)
     try:
         return DraftStatus(_standalone(label, name, config, target, progress))
-    except (EdgespecError, OSError, MemoryError) as error:
+    except Exception as error:  # whatever a broken file raises anywhere: a draft can only cost speed
         status = DraftStatus(_Unusable(label))
         status.failed(error)
+        status.reason = status.reason or f"{type(error).__name__}: {error}"  # loading is not tried again
         return status
+
+
+def draft_label(name: str, taken: Collection[str]) -> str:
+    """A short name for the draft at a path or hub id: its last part, numbered if it is taken or a word of its own."""
+    label = re.sub(r"\.(gguf|safetensors)$", "", re.split(r"[/\\:]", name.rstrip("/\\"))[-1]) or "draft"
+    found, number = label, 2
+    while found in taken or found in _RESERVED:
+        found, number = f"{label}-{number}", number + 1
+    return found
 
 
 class _Unusable(Draft):
@@ -126,45 +150,64 @@ def _standalone(
     with open_weights(path) as weights:
         tokenizer = _tokenizer(path, weights, home)
         compare_vocabularies(target.tokenizer, tokenizer)
-        _check_memory(config, {f"draft {label}": planned_bytes(weights, _device(config), config.weight_format)})
+        positions = min(target.context, weights.spec.max_positions)
+        own = {
+            f"draft {label}": planned_bytes(weights, _device(config), config.weight_format),
+            f"KV cache of {label}": positions * _position_bytes(weights.spec),
+        }
+        _check_memory(config, own, target.planned)
         decoder = build_decoder(
             weights,
             device=_device(config),
             weight_format=config.weight_format,
             threads=config.threads,
-            positions=target.context,
+            positions=positions,
             cache_dir=home / "graphs",
         )
-    return StandaloneDraft(label, decoder, target.tokenizer.size, max_positions=target.context)
+    target.planned |= own
+    return StandaloneDraft(label, decoder, target.tokenizer.size, max_positions=positions)
 
 
 def _device(config: RuntimeConfig) -> str:
     return "cpu" if config.device == "auto" else config.device
 
 
-def _fitting_context(config: RuntimeConfig, weights: WeightFile) -> int:
-    """The context asked for, if it fits the budget; else the longest that does, up to the model's own or 8192."""
+def _position_bytes(spec: ModelSpec) -> int:
+    """Bytes of keys and values (float32) that one position takes."""
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 4
+
+
+def _fitting_context(config: RuntimeConfig, weights: WeightFile) -> tuple[int, dict[str, int]]:
+    """The context asked for, if it fits the budget; else the longest that does, up to the model's own or 8192.
+
+    Also the plan: bytes by part. One conversation's cache is planned; further ones take theirs as they grow.
+    """
     spec = weights.spec
-    position = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 4
+    position = _position_bytes(spec)
     need = {"target": planned_bytes(weights, _device(config), config.weight_format), "workspace": _WORKSPACE}
     if config.context is not None:
         if config.context > spec.max_positions:
             raise ModelError(
                 f"a context of {config.context} is more than the {spec.max_positions} positions of {weights.path}"
             )
-        _check_memory(config, need | {"KV cache": config.context * position})
-        return config.context
+        need["KV cache"] = config.context * position
+        _check_memory(config, need)
+        return config.context, need
     longest = min(DEFAULT_CONTEXT, spec.max_positions)
     topology = detect(_device(config))
     room = min(parse_budget(config.memory_budget, topology), topology.available_bytes()) - sum(need.values())
     context = min(longest, max(room // position, min(_LEAST_CONTEXT, longest)))
-    _check_memory(config, need | {"KV cache": context * position})
-    return int(context)
+    need["KV cache"] = int(context) * position
+    _check_memory(config, need)
+    return int(context), need
 
 
-def _check_memory(config: RuntimeConfig, need: dict[str, int]) -> None:
+def _check_memory(config: RuntimeConfig, need: dict[str, int], before: Mapping[str, int] | None = None) -> None:
+    """Refuse what does not fit beside what was planned before. Of what is free, only the new parts are wanted."""
     topology = detect(_device(config))
-    check_fits(need, parse_budget(config.memory_budget, topology), topology.available_bytes())
+    if config.memory_budget != "auto":  # "auto" is what is free now, of which the parts before hold theirs already
+        check_fits({**(before or {}), **need}, parse_budget(config.memory_budget, topology))
+    check_fits(need, parse_budget("auto", topology), topology.available_bytes())
 
 
 def _tokenizer(path: Path, weights: WeightFile, home: Path) -> Tokenizer:
@@ -182,7 +225,8 @@ def _tokenizer(path: Path, weights: WeightFile, home: Path) -> Tokenizer:
 
 def _cost_key(config: RuntimeConfig, weights: WeightFile) -> str:
     device = f"{platform.node()}:{platform.machine()}:{platform.processor()}:{os.cpu_count()}"
-    text = f"{weights.fingerprint()}:{config.device}:{config.weight_format}:{config.threads}:{device}"
+    threads = config.threads or usable_threads()
+    text = f"{weights.fingerprint()}:{config.device}:{config.weight_format}:{threads}:{device}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -196,5 +240,10 @@ def _saved_costs(file: Path) -> CostTable:
 def _write_atomically(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as scratch:
-        scratch.write(text)
-    os.replace(scratch.name, file)
+        try:
+            scratch.write(text)
+            scratch.flush()
+            os.replace(scratch.name, file)
+        except BaseException:
+            os.unlink(scratch.name)
+            raise

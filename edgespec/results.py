@@ -26,8 +26,9 @@ class TokenLogprob:
 class TextDelta:
     """One piece of a stream. Concatenated `text` and `token_ids` equal the final result's exactly.
 
-    accepted: how many of `token_ids` were guessed by `draft` (the draft of the round that completed this piece).
-    finish_reason is None on all pieces but the last.
+    accepted: how many of `token_ids` were guessed by a draft. draft: the one of the round that completed this piece,
+    None for a plain round. (Tokens that were held back, see `Answer`, may come from earlier rounds.) finish_reason is
+    None on all pieces but the last.
     """
 
     text: str
@@ -46,6 +47,8 @@ class GenerationStats:
     acceptance_rate: accepted / proposed draft tokens; acceptance_by_position[i]: accepted share of the proposals that
     reached position i.
     draft_share: rounds by draft name ("plain" = no draft was used).
+    gamma_histogram: rounds by planned gamma, after the limit on new tokens; 0 = plain step.
+    peak_memory_bytes: of the process since it started.
     fallback_share: share of rounds that ran on another draft than the planner's first choice.
     """
 

@@ -12,10 +12,13 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from edgespec.models.base import Decoder
 
 _HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS, _HEAD = 32, 64, 2, 2, 1, 16
 _TOKENS = 258  # two special tokens and the 256 bytes
@@ -144,6 +147,35 @@ def run(load: Callable[..., Any], *, new_tokens: int = 48) -> SelfTest:
     if not accepted:
         return SelfTest(len(plain), accepted, "no drafted token was ever accepted, so nothing was compared")
     return SelfTest(len(plain), accepted, None)
+
+
+def same_bits(threads: int | None = None) -> dict[str, bool]:
+    """Weight format -> whether logits are the same bits for blocks of every length on this machine.
+
+    Where they are, speculation is exact in that format too, not only up to near ties.
+    """
+    from edgespec.models.onnx_decoder import WEIGHT_FORMATS, OnnxDecoder
+    from edgespec.models.weights import open_weights
+
+    tokens = np.random.default_rng(_SEED).integers(2, _TOKENS, 96).tolist()
+    found = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="edgespec-selftest-") as name,
+        open_weights(write_random_model(Path(name))) as weights,
+    ):
+        for weight_format in WEIGHT_FORMATS:
+            decoder = OnnxDecoder(weights, weight_format=weight_format, threads=threads)
+            whole = _logits(decoder, tokens, len(tokens))
+            found[weight_format] = all(np.array_equal(_logits(decoder, tokens, n), whole) for n in (1, 2, 3, 8))
+            decoder.close()
+    return found
+
+
+def _logits(decoder: Decoder, tokens: list[int], size: int) -> npt.NDArray[np.float32]:
+    """Rows of all positions, computed in blocks of `size`."""
+    cache = decoder.new_cache()
+    blocks = [tokens[at : at + size] for at in range(0, len(tokens), size)]
+    return np.concatenate([decoder.forward(block, cache).logits.copy() for block in blocks])
 
 
 def _difference(plain: tuple[int, ...], other: tuple[int, ...], gamma: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 _GUESSED_SECONDS = 0.01  # the plain step of an unmeasured device; only ratios matter until the first measurement
@@ -35,10 +35,9 @@ class CostTable:
             raise ValueError("draft times must be finite seconds, 0 or more")
         self._curve: list[float] = []  # verify(1), verify(2), ... as far as asked for since the last sample
 
-    @property
-    def measured(self) -> bool:
-        """Whether any forward was timed; until then `verify` guesses."""
-        return bool(self._verify)
+    def covers(self, widths: Iterable[int]) -> bool:
+        """Whether a forward of each of these widths was timed; others are guessed or interpolated."""
+        return self._verify.keys() >= set(widths)
 
     def verify(self, width: int) -> float:
         """Seconds of one target forward over `width` >= 1 tokens."""

@@ -19,6 +19,7 @@ class Plan:
 
 
 PLAIN = Plan(None, 0)
+SEEDED_GAMMA = 3  # where a seed must pick the same text on every run
 
 
 class Candidate(NamedTuple):
@@ -57,9 +58,8 @@ class Planner(Protocol):
     def off(self) -> bool:
         """True if every plan is a plain step: the round then does not even look at the drafts."""
 
-    @property
-    def reproducible(self) -> bool:
-        """True if plans depend on the text alone, not on clocks or on earlier requests."""
+    def seeded(self) -> Planner:
+        """A planner for a request with a seed: its plans depend on the text alone, not on clocks or the past."""
 
     def plan(self, candidates: Sequence[Candidate], limit: int) -> Plan:
         """A plan over drafts that can run now, with gamma <= `limit`."""
@@ -77,8 +77,6 @@ class Planner(Protocol):
 class FixedPlanner:
     """Always the same gamma, by one draft, or by the first of them that has something to go on (`draft=None`)."""
 
-    reproducible = True
-
     def __init__(self, draft: str | None, gamma: int) -> None:
         if gamma < 0:
             raise ValueError(f"gamma must be 0 or more, not {gamma}")
@@ -88,6 +86,9 @@ class FixedPlanner:
     @property
     def off(self) -> bool:
         return self._gamma == 0
+
+    def seeded(self) -> Planner:
+        return self
 
     def plan(self, candidates: Sequence[Candidate], limit: int) -> Plan:
         gamma = min(self._gamma, limit)
@@ -169,12 +170,11 @@ class AutoPlanner:
     gamma 1 after 16 rounds, then ever more rarely while probes fail, and never in more than one round of 16 overall.
 
     The state belongs to the planner: sessions that share one (an engine's) share what was learned, also from request to
-    request. The law of the text does not depend on it, but which text a sampling seed picks does (`reproducible` is
+    request. The law of the text does not depend on it, but which text a sampling seed picks does (see `seeded`
     False). Safe from several threads.
     """
 
     off = False
-    reproducible = False
 
     def __init__(self, costs: CostTable | None = None, gamma_max: int = 8) -> None:
         if gamma_max < 1:
@@ -189,6 +189,9 @@ class AutoPlanner:
         self._acceptance: dict[tuple[str, int], _Acceptance] = {}
         self._rest: dict[str, _Rest] = {}
         self._allowance = 0.0  # probes that may be made now
+
+    def seeded(self) -> Planner:
+        return FixedPlanner(None, SEEDED_GAMMA)
 
     def plan(self, candidates: Sequence[Candidate], limit: int) -> Plan:
         with self._lock:
@@ -273,9 +276,8 @@ class OnlyPlanner:
         self._planner = planner
         self._draft = draft
 
-    @property
-    def reproducible(self) -> bool:
-        return self._planner.reproducible
+    def seeded(self) -> Planner:
+        return FixedPlanner(self._draft, SEEDED_GAMMA)
 
     def plan(self, candidates: Sequence[Candidate], limit: int) -> Plan:
         return self._planner.plan(self._only(candidates), limit)

@@ -146,6 +146,8 @@ def _device(args: argparse.Namespace) -> list[Check]:
     info = _read("/proc/cpuinfo")
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in info.splitlines())}
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    from edgespec.models.cpu import usable_cores
+
     cores, usable = os.cpu_count() or 1, usable_cores()
     name = board or fields.get("model name") or platform.processor() or platform.machine()
     known = ", ".join(flag for flag in FEATURES if flag in flags) or "no known vector features"
@@ -161,15 +163,6 @@ def _device(args: argparse.Namespace) -> list[Check]:
             )
         )
     return checks
-
-
-def usable_cores() -> float:
-    """Cores that this process may use: affinity and the quota of its control group."""
-    allowed = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdigit() and period.strip().isdigit():
-        allowed = min(allowed, int(quota) / int(period))
-    return allowed
 
 
 def _memory(args: argparse.Namespace) -> list[Check]:
@@ -263,6 +256,18 @@ def _lossless(args: argparse.Namespace) -> list[Check]:
     return [Check("lossless", "ok", f"{detail} ({seconds:.1f} s)")]
 
 
+def _bits(args: argparse.Namespace) -> list[Check]:
+    from edgespec import selftest
+
+    differing = [name for name, same in selftest.same_bits(runtime.configured(args).threads).items() if not same]
+    if differing:
+        detail = f"logits of {', '.join(differing)} weights depend on the block length in their last bits here"
+        return [
+            Check("bits", "warn", detail, "Drafts may flip near ties in these formats; use float32 to rule it out.")
+        ]
+    return [Check("bits", "ok", "logits are the same bits for every block length, in every weight format")]
+
+
 def _read(path: str) -> str:
     try:
         return Path(path).read_bytes().decode("utf-8", "replace")
@@ -270,4 +275,4 @@ def _read(path: str) -> str:
         return ""
 
 
-CHECKS = (_versions, _packages, _providers, _device, _memory, _cache, _configuration, _model, _lossless)
+CHECKS = (_versions, _packages, _providers, _device, _memory, _cache, _configuration, _model, _lossless, _bits)

@@ -19,6 +19,7 @@ def size(count: float) -> str:
 
 def draft_names(share: Mapping[str, int]) -> str:
     """The drafts that ran, by share of the rounds: 'ngram 80%, plain 20%'; one alone by its bare name."""
+    share = {name: rounds for name, rounds in share.items() if rounds}
     total = sum(share.values())
     if not total:
         return "none"

@@ -21,9 +21,8 @@ from edgespec.decoding.sampling import LogitsPipeline, token_logprob
 from edgespec.decoding.session import Session
 from edgespec.decoding.stopping import Answer
 from edgespec.results import GenerationResult, GenerationStats, TextDelta, TokenLogprob
-from predictor.planner import PLAIN, Candidate, FixedPlanner, Observation, Plan, Planner
+from predictor.planner import PLAIN, Candidate, Observation, Plan, Planner
 
-_SEEDED_GAMMA = 3
 _SHADOW = 4  # tokens of a guess that is only compared
 
 
@@ -64,8 +63,8 @@ class Generation:
         self._rng = np.random.default_rng(judging)
         self._choose = self._pipeline.draft_choose(np.random.default_rng(drafting))
         self._planner: Planner = session.planner
-        if not (params.greedy or params.seed is None or session.planner.reproducible):
-            self._planner = FixedPlanner(None, _SEEDED_GAMMA)
+        if not params.greedy and params.seed is not None:
+            self._planner = session.planner.seeded()
         self._counts = Counts(session.statuses, len(self.prompt))
         self._cancelled = False
         self._begun = False

@@ -63,7 +63,7 @@ class Decoder(Protocol):
     """
 
     spec: ModelSpec
-    weight_format: str  # "float32", "int8", "int4" or "exact" (the file's own blocks)
+    weight_format: str  # "float32", "int8" or "exact" (the file's own blocks)
 
     @property
     def nbytes(self) -> int:

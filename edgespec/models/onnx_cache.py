@@ -1,6 +1,6 @@
 """Ready-to-run graphs on disk, so that the second start does not convert the weights again.
 
-A folder per (weights, format, graph version): graph.onnx, weights.bin and sizes.json. It is written under a temporary
+A folder per (weights, format, graph version): graph.onnx, weights.bin and files.json. It is written under a temporary
 name and renamed when complete; a folder whose files have other sizes than recorded is made again.
 """
 
@@ -12,12 +12,14 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from edgespec.errors import MemoryBudgetError
 from edgespec.models.weights import WeightFile
 
-_SIZES = "sizes.json"
+_FILES = "files.json"  # name -> [size, sha256]
+_ABANDONED_SECONDS = 24 * 3600
 
 
 def graph_folder(weights: WeightFile, weight_format: str, cache_dir: Path, *, rebuild: bool = False) -> Path:
@@ -28,6 +30,7 @@ def graph_folder(weights: WeightFile, weight_format: str, cache_dir: Path, *, re
     from edgespec.models.onnx_graph import write_graph  # imports onnx, which a warm start does not need
 
     cache_dir.mkdir(parents=True, exist_ok=True)
+    _sweep(cache_dir)
     scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=cache_dir))
     try:
         try:
@@ -37,8 +40,8 @@ def graph_folder(weights: WeightFile, weight_format: str, cache_dir: Path, *, re
                 f"{cache_dir}: the converted model cannot be written ({error.strerror}); "
                 "free disk space or set EDGESPEC_HOME."
             ) from error
-        sizes = {path.name: path.stat().st_size for path in scratch.iterdir()}
-        (scratch / _SIZES).write_text(json.dumps(sizes))
+        files = {path.name: [path.stat().st_size, _digest(path)] for path in scratch.iterdir()}
+        (scratch / _FILES).write_text(json.dumps(files))
         if rebuild:
             shutil.rmtree(folder, ignore_errors=True)
         _publish(scratch, folder)
@@ -56,10 +59,34 @@ def _key(weights: WeightFile, weight_format: str) -> str:
 
 def _complete(folder: Path) -> bool:
     try:
-        sizes = json.loads((folder / _SIZES).read_text())
-        return bool(sizes) and all((folder / name).stat().st_size == size for name, size in sizes.items())
+        files = json.loads((folder / _FILES).read_text())
+        return bool(files) and all((folder / name).stat().st_size == size for name, (size, _) in files.items())
     except (OSError, ValueError, AttributeError, TypeError):
         return False
+
+
+def intact(folder: Path) -> bool:
+    """Whether every file of a complete folder has the content that was written. Reads all of it."""
+    if not _complete(folder):
+        return False
+    files = json.loads((folder / _FILES).read_text())
+    return all(_digest(folder / name) == digest for name, (_, digest) in files.items())
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _sweep(cache_dir: Path) -> None:
+    """Remove what a process that was killed while building left behind."""
+    for left in cache_dir.glob(".building-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _publish(scratch: Path, folder: Path) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import tempfile
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from edgespec.errors import ConfigError, ModelError
 from edgespec.models.base import ForwardOutput, KVCache
-from edgespec.models.onnx_cache import graph_folder
+from edgespec.models.cpu import usable_threads
+from edgespec.models.onnx_cache import graph_folder, intact
 from edgespec.models.rope import rotary_tables
 from edgespec.models.spec import ModelSpec
 from edgespec.models.weights import WeightFile
@@ -88,6 +89,7 @@ class OnnxDecoder:
         self.weight_format = weight_format
         self.positions = min(positions or self.spec.max_positions, self.spec.max_positions)
         self._lock = threading.Lock()
+        self._caches: weakref.WeakSet[OnnxCache] = weakref.WeakSet()
         self._scratch = None if cache_dir else tempfile.TemporaryDirectory(prefix="edgespec-graph-")
         folder = Path(self._scratch.name) if self._scratch else cache_dir
         assert folder is not None
@@ -98,7 +100,9 @@ class OnnxDecoder:
     def new_cache(self, capacity: int | None = None) -> OnnxCache:
         if capacity is not None and capacity < 1:
             raise ValueError(f"a cache needs room for at least one position, not {capacity}")
-        return OnnxCache(self, min(capacity or self.positions, self.positions))
+        cache = OnnxCache(self, min(capacity or self.positions, self.positions))
+        self._caches.add(cache)
+        return cache
 
     def forward(
         self, tokens: Sequence[int], cache: KVCache, *, logits: int | None = None, hidden: bool = False
@@ -125,6 +129,8 @@ class OnnxDecoder:
     def close(self) -> None:
         with self._lock:
             self._session = None
+            for cache in self._caches:
+                cache.bindings.clear()  # each holds the session, and with it the weights
         if self._scratch is not None:
             self._scratch.cleanup()
 
@@ -230,6 +236,8 @@ def _open(weights: WeightFile, weight_format: str, cache_dir: Path, threads: int
     try:
         return _session(folder, threads)
     except ModelError:
+        if intact(folder):  # out of memory, or a graph that this ONNX Runtime does not take: the same would come again
+            raise
         return _session(graph_folder(weights, weight_format, cache_dir, rebuild=True), threads)
 
 
@@ -239,7 +247,7 @@ def _session(folder: Path, threads: int | None) -> ort.InferenceSession:
     except ImportError as error:
         raise ConfigError("the CPU engine needs ONNX Runtime: pip install 'edgespec[cpu]'.") from error
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    options.intra_op_num_threads = threads or usable_threads()
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     # Workers spin while a forward runs, and sleep as soon as it ends: waiting for input must not cost a core.

@@ -1,4 +1,4 @@
-"""Fault cases "Threads, cancellation, shutdown" that touch one target; more of them are in tests/test_engine.py."""
+"""Fault cases "Threads, cancellation, shutdown" that touch one target; more of them are in tests/engine."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ def together(jobs: list) -> list:
         start.wait()
         results[index] = jobs[index]()
 
-    workers = [threading.Thread(target=work, args=(i,)) for i in range(len(jobs))]
+    workers = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(len(jobs))]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(60)
+    assert not any(worker.is_alive() for worker in workers)
     return results
 
 

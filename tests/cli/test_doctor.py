@@ -131,15 +131,6 @@ def test_a_broken_check_is_a_failed_check(
     assert "edgespec" in checks  # the others still run
 
 
-@pytest.mark.parametrize(("quota", "cores"), [("150000 100000", 1.5), ("max 100000", None), ("", None)])
-def test_the_quota_of_a_container_counts(monkeypatch: pytest.MonkeyPatch, quota: str, cores: float | None) -> None:
-    import os
-
-    monkeypatch.setattr(doctor, "_read", lambda path: quota if path.endswith("cpu.max") else "")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
-    assert doctor.usable_cores() == (cores or 3)
-
-
 class OneAnswerEngine:
     """Answers with given tokens: the plain ones, then a list for each gamma."""
 

@@ -245,7 +245,7 @@ def test_sizes_are_recorded_last(files, tmp_path):
     with open_weights(files["Q4_1"]) as weights:
         OnnxDecoder(weights, threads=1, cache_dir=tmp_path)
         (folder,) = tmp_path.iterdir()
-        sizes = json.loads((folder / "sizes.json").read_text())
-        assert set(sizes) == {"graph.onnx", "weights.bin"}
-        (folder / "sizes.json").unlink()
+        files = json.loads((folder / "files.json").read_text())
+        assert set(files) == {"graph.onnx", "weights.bin"}
+        (folder / "files.json").unlink()
         assert not onnx_cache._complete(folder)

@@ -21,7 +21,7 @@ from edgespec.errors import ModelError
 from edgespec.models.base import ForwardOutput
 from edgespec.models.spec import ModelSpec, RopeSpec
 from edgespec.results import GenerationResult
-from predictor.planner import Candidate, FixedPlanner, Observation, Plan
+from predictor.planner import Candidate, FixedPlanner, Observation, Plan, Planner
 
 TOKENS = 60
 
@@ -304,7 +304,9 @@ class ScheduledPlanner:
     """Follows a schedule of (draft, gamma), one entry a round, over and over. Keeps what it was asked and told."""
 
     off = False
-    reproducible = True
+
+    def seeded(self) -> Planner:
+        return self
 
     def __init__(self, schedule: Iterable[tuple[str | None, int]]) -> None:
         self._schedule: Iterator[tuple[str | None, int]] = cycle(schedule)
