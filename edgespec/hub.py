@@ -46,6 +46,9 @@ def fetch_model(repo: str, filename: str | None = None, *, refresh: bool = False
     except CatalogError:
         raise
     except Exception as error:  # the hub's client raises its own, its HTTP library's and plain OSErrors
+        path = cached(repo, filename) if refresh and _unreachable(error) else None
+        if path is not None:
+            return path
         raise _explain(repo, filename, error) from error
     lacking = missing_part(folder)
     if lacking:
@@ -57,6 +60,8 @@ def missing_part(folder: Path) -> str | None:
     """What keeps a model folder from being whole, or None. Only looks at which files there are."""
     if not (folder / "config.json").is_file():
         return "it has no config.json"
+    if not (folder / "tokenizer.json").is_file():
+        return "it has no tokenizer.json"
     if (folder / "model.safetensors").is_file():
         return None
     index = folder / "model.safetensors.index.json"
@@ -97,6 +102,15 @@ def _only_gguf(repo: str, files: list[str]) -> str:
     raise CatalogError(f"{repo} on the hub has {len(found)} GGUF files ({some}): name one, as {repo}:{found[0]}")
 
 
+def _unreachable(error: Exception) -> bool:
+    from huggingface_hub import errors
+
+    chain = {type(cause).__name__ for cause in (error, error.__cause__, error.__context__) if cause is not None}
+    return isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError)) or bool(
+        chain & {"ConnectError", "ConnectTimeout", "ConnectionError", "ReadTimeout", "ProxyError"}
+    )
+
+
 def _explain(repo: str, filename: str | None, error: Exception) -> CatalogError:
     from huggingface_hub import errors
 
@@ -108,9 +122,7 @@ def _explain(repo: str, filename: str | None, error: Exception) -> CatalogError:
         return CatalogError(
             f"{repo} is not on the hub, or is private: check its name, or set HF_TOKEN to a token that may read it"
         )
-    offline = isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError))
-    chain = {type(cause).__name__ for cause in (error, error.__cause__, error.__context__) if cause is not None}
-    if offline or chain & {"ConnectError", "ConnectTimeout", "ConnectionError", "ReadTimeout", "ProxyError"}:
+    if _unreachable(error):
         return CatalogError(
             f"{repo} is not whole in the hub's cache on this machine, and the hub cannot be reached (or HF_HUB_OFFLINE "
             "is set): connect once, or give the path of a model folder or .gguf file"

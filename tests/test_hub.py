@@ -39,12 +39,15 @@ def test_cached_models_resolve_offline(tmp_path: Path) -> None:
     index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
     whole = {
         "config.json": "{}",
+        "tokenizer.json": "{}",
         "model-1.safetensors": "",
         "model-2.safetensors": "",
         "model.safetensors.index.json": index,
     }
     expected = {
-        "org/one": str(cache_model(tmp_path, "org/one", {"config.json": "{}", "model.safetensors": ""})),
+        "org/one": str(
+            cache_model(tmp_path, "org/one", {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors": ""})
+        ),
         "org/shards": str(cache_model(tmp_path, "org/shards", whole)),
         "org/gguf": str(cache_model(tmp_path, "org/gguf", {"m.gguf": ""}) / "m.gguf"),
         "org/two:b.gguf": str(cache_model(tmp_path, "org/two", {"a.gguf": "", "b.gguf": ""}) / "b.gguf"),
@@ -139,7 +142,7 @@ def test_gguf_repositories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 def test_pickles_alone_are_refused_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fake = FakeHub(monkeypatch, tmp_path, ["config.json", "pytorch_model.bin"])
+    fake = FakeHub(monkeypatch, tmp_path, ["config.json", "tokenizer.json", "pytorch_model.bin"])
     with pytest.raises(CatalogError, match="org/name on the hub has neither safetensors nor GGUF weights"):
         catalog.resolve("org/name")
     assert fake.asked == []
@@ -173,11 +176,13 @@ def test_failures_are_sentences(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 def test_a_whole_cached_model_is_not_asked_for_again_unless_pulled(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    fake = FakeHub(monkeypatch, tmp_path, ["config.json", "model.safetensors"])
+    fake = FakeHub(monkeypatch, tmp_path, ["config.json", "tokenizer.json", "model.safetensors"])
     monkeypatch.setattr(hub, "cached", lambda _repo, _filename: tmp_path)
     assert catalog.resolve("org/name") == tmp_path
     assert fake.asked == []
     assert catalog.pull("org/name") == fake.folder
+    fake.error = ConnectionError("no route")
+    assert catalog.pull("org/name") == tmp_path  # whole, so being offline is no reason to fail
 
 
 @pytest.mark.parametrize(
@@ -190,6 +195,8 @@ def test_a_whole_cached_model_is_not_asked_for_again_unless_pulled(
 )
 def test_missing_part_reads_the_index(tmp_path: Path, index: str, problem: str) -> None:
     (tmp_path / "config.json").write_text("{}")
+    assert "tokenizer.json" in (hub.missing_part(tmp_path) or "")
+    (tmp_path / "tokenizer.json").write_text("{}")
     assert "neither" in (hub.missing_part(tmp_path) or "")
     (tmp_path / "model.safetensors.index.json").write_text(index)
     assert problem in (hub.missing_part(tmp_path) or "")
