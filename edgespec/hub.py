@@ -34,7 +34,9 @@ def fetch_model(repo: str, filename: str | None = None, *, refresh: bool = False
         if path is not None:
             return path
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+    from huggingface_hub.utils import logging
 
+    logging.set_verbosity_error()  # its notes on every retry; what matters is in the error
     try:
         if filename is None:
             files = HfApi().list_repo_files(repo)

@@ -90,7 +90,7 @@ def load_target(config: RuntimeConfig, progress: Progress | None) -> Target:
             weights,
             device=_device(config),
             weight_format=config.weight_format,
-            threads=config.threads,
+            threads=_threads(config),
             positions=context,
             cache_dir=home / "graphs",
         )
@@ -160,12 +160,21 @@ def _standalone(
             weights,
             device=_device(config),
             weight_format=config.weight_format,
-            threads=config.threads,
+            threads=_threads(config),
             positions=positions,
             cache_dir=home / "graphs",
         )
     target.planned |= own
     return StandaloneDraft(label, decoder, target.tokenizer.size, max_positions=positions)
+
+
+def _threads(config: RuntimeConfig) -> int | None:
+    """The threads asked for, at most one a core: more than that take turns, and each round waits for all of them."""
+    cores = os.cpu_count() or 1
+    if config.threads is None or config.threads <= cores:
+        return config.threads
+    _log.warning("%d threads on %d cores would slow each other down; %d are used", config.threads, cores, cores)
+    return cores
 
 
 def _device(config: RuntimeConfig) -> str:
@@ -225,7 +234,7 @@ def _tokenizer(path: Path, weights: WeightFile, home: Path) -> Tokenizer:
 
 def _cost_key(config: RuntimeConfig, weights: WeightFile) -> str:
     device = f"{platform.node()}:{platform.machine()}:{platform.processor()}:{os.cpu_count()}"
-    threads = config.threads or usable_threads()
+    threads = _threads(config) or usable_threads()
     text = f"{weights.fingerprint()}:{config.device}:{config.weight_format}:{threads}:{device}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

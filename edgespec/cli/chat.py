@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli import commands, lineinput, options, report, runtime
 from edgespec.cli.prompts import read_stdin, unix_lines
 from edgespec.cli.terminal import Output, interrupt_calls, is_terminal, replace_surrogates, stderr, stdout
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, PromptError
 
 if TYPE_CHECKING:
     from edgespec.conversation import Conversation
@@ -111,9 +111,15 @@ class Chat:
         return pressed.is_set()
 
     def send(self, text: str) -> bool:
-        """Answer `text` with the attached files before it; they stay attached if that fails."""
+        """Answer `text` with the attached files before it; they stay attached if that fails, unless they are why."""
         question = "".join(self.attachments) + text
-        interrupted = self.answer(lambda params: self.conversation.stream(question, params))
+        try:
+            interrupted = self.answer(lambda params: self.conversation.stream(question, params))
+        except PromptError as error:
+            if not self.attachments:
+                raise
+            self.attachments.clear()
+            raise PromptError(f"{error} What /read had attached was dropped.") from error
         self.attachments.clear()
         return interrupted
 

@@ -35,7 +35,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; - reads it from stdin")
     parser.add_argument(
-        "-p", "--prompt", dest="prompt_flag", metavar="TEXT", help="the prompt, for one that begins with a dash"
+        "-p",
+        "--prompt",
+        dest="prompt_flag",
+        metavar="TEXT",
+        help="the prompt; one that begins with a dash needs the form -p=TEXT",
     )
     parser.add_argument("-f", "--prompt-file", metavar="FILE", help="read the prompt from a text file")
     parser.add_argument("--system", metavar="TEXT", help="system message before the prompt")

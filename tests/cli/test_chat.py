@@ -16,7 +16,7 @@ import pytest
 from edgespec.cli import chat, commands, lineinput
 from edgespec.cli.main import main
 from edgespec.cli.terminal import Output
-from edgespec.errors import PromptError
+from edgespec.errors import ModelError, PromptError
 from tests.cli.fakes import FakeEngine, Script
 
 Talk = Callable[..., "tuple[int, str, str]"]
@@ -293,9 +293,17 @@ def test_read_puts_files_before_the_next_message_only(engine: type[FakeEngine], 
 
 def test_files_stay_attached_when_the_turn_fails(engine: type[FakeEngine], talk: Talk, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("long")
-    engine.reset(Script(pieces=[PromptError("The prompt is too long.")]))
+    engine.reset(Script(pieces=[ModelError("it broke")]))
     talk(f"/read {tmp_path / 'a.txt'}", "sum up", lambda: setattr(engine, "script", Script()), "again")
     assert contents(engine.requests[1]) == ["a.txt:\nlong\n\nagain"]
+
+
+def test_a_file_that_is_too_long_does_not_jam_the_chat(engine: type[FakeEngine], talk: Talk, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("long")
+    engine.reset(Script(pieces=[PromptError("The prompt is too long.")]))
+    err = talk(f"/read {tmp_path / 'a.txt'}", "sum up", lambda: setattr(engine, "script", Script()), "again")[2]
+    assert "too long. What /read had attached was dropped." in err
+    assert contents(engine.requests[1]) == ["again"]
 
 
 @pytest.mark.parametrize(
