@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -28,6 +29,7 @@ class Conversation:
     def __init__(self, engine: Engine, system: str | None = None, messages: Messages = ()) -> None:
         self._engine = engine
         self._session = engine.session()
+        self._lock = threading.RLock()
         self.system = system
         self.messages: list[dict[str, Any]] = [dict(message) for message in messages]
         self.stats: GenerationStats | None = None
@@ -45,16 +47,18 @@ class Conversation:
 
         Raises PromptError and ParameterError before any model work.
         """
-        self._settle()
-        return self._answer([*self.messages, {"role": "user", "content": text}], params)
+        with self._lock:
+            self._settle()
+            return self._answer([*self.messages, {"role": "user", "content": text}], params)
 
     def regenerate(self, params: SamplingParams | None = None) -> Stream:
         """Another answer to the last question. The old one stays until the new one is over."""
-        self._settle()
-        last = self._last_question()
-        if last is None:
-            raise PromptError("there is no question to answer again")
-        return self._answer(self.messages[: last + 1], params)
+        with self._lock:
+            self._settle()
+            last = self._last_question()
+            if last is None:
+                raise PromptError("there is no question to answer again")
+            return self._answer(self.messages[: last + 1], params)
 
     def undo(self) -> None:
         """Take back the last question and its answer; nothing happens if there is none."""
@@ -74,6 +78,7 @@ class Conversation:
         self._session.close()
 
     def _settle(self) -> None:
+        """End the answer that still runs (another thread's: after its round); its turn is kept as far as it came."""
         stream = self._running() if self._running is not None else None
         if stream is not None:
             stream.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter_ns
@@ -51,41 +52,59 @@ class Stream:
         self._generation = generation
         self._keep = keep
         self._release = release
-        self._deltas = self._run()
+        self._lock = threading.RLock()
+        self._ended = False
 
     def __iter__(self) -> Iterator[TextDelta]:
-        return self._deltas
+        return self
 
     def __next__(self) -> TextDelta:
-        return next(self._deltas)
+        with self._lock:
+            try:
+                while not self._ended:
+                    more = self._generation.step()
+                    delta = self._generation.take()
+                    if not more:
+                        self._end()
+                    if delta is not None:
+                        return delta
+            except Exception:
+                self._end(failed=True)
+                raise
+            except BaseException:  # Ctrl-C: what came so far stands
+                self._end()
+                raise
+            raise StopIteration
 
     def cancel(self) -> None:
         self._generation.cancel()
 
     def close(self) -> None:
-        self._deltas.close()
-        self._generation.close()
+        """End the answer now; from another thread, after the round that is running."""
+        self._generation.cancel()
+        with self._lock:
+            self._end()
+
+    def __del__(self) -> None:
+        if not self._ended:
+            self.close()
 
     @property
     def result(self) -> GenerationResult:
         result = self._generation.result
         return replace(result, stats=replace(result.stats, peak_memory_bytes=peak_memory_bytes()))
 
-    def _run(self) -> Generator[TextDelta, None, None]:
-        failed = False
+    def _end(self, *, failed: bool = False) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._generation.close()
         try:
-            yield from self._generation.deltas()
-        except Exception:
-            failed = True
-            raise
+            if self._keep is not None and not failed:
+                self._keep(self.result)
         finally:
-            self._generation.close()
-            try:
-                if self._keep is not None and not failed:
-                    self._keep(self.result)
-            finally:
-                if self._release is not None:
-                    self._release()
+            if self._release is not None:
+                self._release()
 
 
 class Engine:

@@ -242,7 +242,7 @@ def _cost_key(config: RuntimeConfig, weights: WeightFile) -> str:
 def _saved_costs(file: Path) -> CostTable:
     try:
         return CostTable.from_json(json.loads(file.read_text()))
-    except (OSError, ValueError):
+    except (OSError, ValueError, OverflowError, RecursionError):
         return CostTable()
 
 

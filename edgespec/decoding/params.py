@@ -55,7 +55,9 @@ class SamplingParams:
         put(self, "top_k", max(0, _integer("top_k", self.top_k, -1, "-1 or 0 (off), or a positive integer")))
         put(self, "top_p", _number("top_p", self.top_p, "above 0, at most 1", lambda p: 0 < p <= 1))
         put(self, "min_p", _number("min_p", self.min_p, "0 (off) or more, below 1", lambda p: 0 <= p < 1))
-        penalty = _number("repetition_penalty", self.repetition_penalty, "above 0 (1 = off)", lambda p: p > 0)
+        penalty = _number(
+            "repetition_penalty", self.repetition_penalty, "from 0.01 to 100 (1 = off)", lambda p: 0.01 <= p <= 100
+        )
         put(self, "repetition_penalty", penalty)
         for name in ("frequency_penalty", "presence_penalty"):
             put(self, name, _number(name, getattr(self, name), "-2 to 2", lambda p: -2 <= p <= 2))

@@ -165,6 +165,7 @@ class Session:
     def _cropped_cache(self) -> KVCache:
         if self._cache is None:
             self._cache = self.target.new_cache(self.context)
+        self.valid = min(self.valid, self._cache.length)
         self._cache.crop(self.valid)
         if self._cache.length != self.valid:
             raise ModelError(f"The target's cache has {self._cache.length} positions after a crop to {self.valid}.")

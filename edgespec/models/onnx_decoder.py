@@ -20,7 +20,7 @@ import numpy.typing as npt
 from edgespec.errors import ConfigError, ModelError
 from edgespec.models.base import ForwardOutput, KVCache
 from edgespec.models.cpu import usable_threads
-from edgespec.models.onnx_cache import graph_folder, intact
+from edgespec.models.onnx_cache import graph_folder
 from edgespec.models.rope import rotary_tables
 from edgespec.models.spec import ModelSpec
 from edgespec.models.weights import WeightFile
@@ -93,8 +93,9 @@ class OnnxDecoder:
         self._scratch = None if cache_dir else tempfile.TemporaryDirectory(prefix="edgespec-graph-")
         folder = Path(self._scratch.name) if self._scratch else cache_dir
         assert folder is not None
-        self._session: ort.InferenceSession | None = _open(weights, weight_format, folder, threads)
-        self.nbytes = _weight_bytes(weights, weight_format, folder)
+        graph = graph_folder(weights, weight_format, folder)
+        self._session: ort.InferenceSession | None = _session(graph, threads)
+        self.nbytes = (graph / "weights.bin").stat().st_size
         self._rotary = rotary_tables(self.spec, self.positions + 1)  # one for the row that pads a single one
 
     def new_cache(self, capacity: int | None = None) -> OnnxCache:
@@ -230,17 +231,6 @@ def _bind(bind: Any, name: str, array: npt.NDArray[Any]) -> None:
     bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
-def _open(weights: WeightFile, weight_format: str, cache_dir: Path, threads: int | None) -> ort.InferenceSession:
-    """The session for these weights. A cached graph that does not load is built anew, once."""
-    folder = graph_folder(weights, weight_format, cache_dir)
-    try:
-        return _session(folder, threads)
-    except ModelError:
-        if intact(folder):  # out of memory, or a graph that this ONNX Runtime does not take: the same would come again
-            raise
-        return _session(graph_folder(weights, weight_format, cache_dir, rebuild=True), threads)
-
-
 def _session(folder: Path, threads: int | None) -> ort.InferenceSession:
     try:
         import onnxruntime as ort
@@ -256,7 +246,3 @@ def _session(folder: Path, threads: int | None) -> ort.InferenceSession:
         return ort.InferenceSession(str(folder / "graph.onnx"), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime raises classes of its own, all derived from Exception
         raise ModelError(f"{folder}: ONNX Runtime cannot load the converted model ({str(error)[:200]}).") from error
-
-
-def _weight_bytes(weights: WeightFile, weight_format: str, cache_dir: Path) -> int:
-    return (graph_folder(weights, weight_format, cache_dir) / "weights.bin").stat().st_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import pytest
 
@@ -111,3 +112,39 @@ def test_an_old_answer_cannot_overwrite_the_history(engine):
     stream.cancel()
     list(stream)
     assert chat.messages == []  # nothing was shown, so there is no turn
+
+
+def test_two_threads_on_one_conversation_end_each_other_s_answers(engine):
+    """B136: no exception, and the next turn is right."""
+    chat, errors = engine.conversation(), []
+
+    def work() -> None:
+        try:
+            for _ in range(2):
+                chat.send("x", SamplingParams(max_new_tokens=3, ignore_eos=True))
+        except Exception as error:
+            errors.append(error)
+
+    for _ in range(5):
+        workers = [threading.Thread(target=work, daemon=True) for _ in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(60)
+        assert not any(worker.is_alive() for worker in workers)
+        del chat.messages[:-2]
+        expected = cold(engine, [*chat.messages, {"role": "user", "content": "x"}])
+        assert chat.send("x", GREEDY).token_ids == expected
+        chat.clear()
+    assert errors == []
+
+
+def test_a_stream_can_be_closed_from_another_thread(engine):
+    stream = engine.stream(QUESTION, SamplingParams(max_new_tokens=200, ignore_eos=True))
+    next(stream)
+    closer = threading.Thread(target=stream.close)
+    closer.start()
+    list(stream)
+    closer.join(10)
+    assert stream.result.finish_reason == "cancelled"
+    assert list(stream) == []

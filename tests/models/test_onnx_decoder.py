@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgespec.errors import ConfigError, MemoryBudgetError, ModelError
+from edgespec.errors import ConfigError, ModelError
 from edgespec.memory.topology import process_memory
 from edgespec.models import onnx_cache
 from edgespec.models.onnx_decoder import OnnxDecoder
@@ -174,21 +175,30 @@ def test_the_second_start_converts_nothing(files, tmp_path, monkeypatch):
     np.testing.assert_array_equal(first, second)
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "garbage"])
+@pytest.mark.parametrize("damage", ["cut", "missing", "garbage", "one bit", "no folder", "deep"])
 def test_a_damaged_cached_graph_is_made_again(files, tmp_path, damage):
     with open_weights(files["Q4_0"]) as weights:
         first = rows(OnnxDecoder(weights, threads=1, cache_dir=tmp_path), PROMPT, [12])
-        (folder,) = tmp_path.iterdir()
+        (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
         if damage == "cut":
             os.truncate(folder / "weights.bin", 5000)
         elif damage == "missing":
             (folder / "graph.onnx").unlink()
+        elif damage == "one bit":
+            data = bytearray((folder / "weights.bin").read_bytes())
+            data[len(data) // 2] ^= 1
+            (folder / "weights.bin").write_bytes(data)
+        elif damage == "no folder":
+            shutil.rmtree(folder)
+            folder.write_text("a file in its place")
+        elif damage == "deep":
+            (folder / "files.json").write_text("[" * 100_000)
         else:
             size = (folder / "graph.onnx").stat().st_size
-            (folder / "graph.onnx").write_bytes(b"\xff" * size)  # right size, so only loading notices
+            (folder / "graph.onnx").write_bytes(b"\xff" * size)
         second = rows(OnnxDecoder(weights, threads=1, cache_dir=tmp_path), PROMPT, [12])
     np.testing.assert_array_equal(first, second)
-    assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []  # no scratch left behind
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".building")] == []  # no scratch left behind
 
 
 def test_other_weights_or_formats_do_not_share_a_graph(files, tmp_path):
@@ -223,9 +233,12 @@ def test_a_cache_folder_that_cannot_be_written_is_named(files, tmp_path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("edgespec.models.onnx_graph.write_graph", full)
-    with open_weights(files["Q4_1"]) as weights, pytest.raises(MemoryBudgetError, match="No space left"):
+    with open_weights(files["Q4_1"]) as weights, pytest.raises(ConfigError, match="No space left"):
         OnnxDecoder(weights, cache_dir=tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == []
+    (tmp_path / "file").write_text("")
+    with open_weights(files["Q4_1"]) as weights, pytest.raises(ConfigError, match="EDGESPEC_HOME"):
+        OnnxDecoder(weights, cache_dir=tmp_path / "file" / "graphs")
 
 
 def test_two_sequences_side_by_side(files):
@@ -244,8 +257,8 @@ def test_sizes_are_recorded_last(files, tmp_path):
     """A crash while writing leaves a folder that does not count as complete."""
     with open_weights(files["Q4_1"]) as weights:
         OnnxDecoder(weights, threads=1, cache_dir=tmp_path)
-        (folder,) = tmp_path.iterdir()
+        (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
         files = json.loads((folder / "files.json").read_text())
         assert set(files) == {"graph.onnx", "weights.bin"}
         (folder / "files.json").unlink()
-        assert not onnx_cache._complete(folder)
+        assert not onnx_cache.intact(folder)
