@@ -8,7 +8,6 @@ import logging
 import os
 import platform
 import re
-import tempfile
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from edgespec import catalog
 from edgespec.config import RuntimeConfig
 from edgespec.decoding.session import DraftStatus
 from edgespec.errors import DraftError, ModelError
+from edgespec.files import write_text
 from edgespec.memory.budget import check_fits, parse_budget
 from edgespec.memory.topology import detect
 from edgespec.models.base import Decoder
@@ -76,7 +76,8 @@ class Target:
         self.decoder.close()
         if self.costs.covers(_COST_WIDTHS):
             with suppress(OSError):  # only a saving of half a second at the next start
-                _write_atomically(self.costs_file, json.dumps(self.costs.to_json()))
+                self.costs_file.parent.mkdir(parents=True, exist_ok=True)
+                write_text(self.costs_file, json.dumps(self.costs.to_json()))
 
 
 def load_target(config: RuntimeConfig, progress: Progress | None) -> Target:
@@ -244,15 +245,3 @@ def _saved_costs(file: Path) -> CostTable:
         return CostTable.from_json(json.loads(file.read_text()))
     except (OSError, ValueError, OverflowError, RecursionError):
         return CostTable()
-
-
-def _write_atomically(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as scratch:
-        try:
-            scratch.write(text)
-            scratch.flush()
-            os.replace(scratch.name, file)
-        except BaseException:
-            os.unlink(scratch.name)
-            raise

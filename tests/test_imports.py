@@ -14,7 +14,7 @@ import edgespec
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "transformers", "onnxruntime", "onnx", "huggingface_hub", "tokenizers", "numpy")
-MODELS_MAY = ("edgespec.models", "edgespec.errors", "edgespec.kernels")
+MODELS_MAY = ("edgespec.models", "edgespec.errors", "edgespec.files", "edgespec.kernels")  # errors, files: leaves
 TORCH_MODULES = ("edgespec.models.torch", "edgespec.kernels", "edgespec.bench", "drafts.train")
 
 
@@ -95,3 +95,9 @@ def test_torch_is_imported_only_where_it_is_the_engine() -> None:
         names = set(imports(ast.parse(path.read_text(encoding="utf-8")), everywhere=False))
         heavy = {name for name in names if within(name, ("torch", "transformers"))}
         assert not heavy, f"{path.relative_to(ROOT)} imports {heavy} when it is imported"
+
+
+@pytest.mark.parametrize("leaf", ["errors.py", "files.py"])
+def test_leaves_import_nothing_of_ours(leaf: str) -> None:
+    tree = ast.parse((ROOT / "edgespec" / leaf).read_text(encoding="utf-8"))
+    assert not any(within(name, ("edgespec", "drafts", "predictor")) for name in imports(tree, everywhere=True))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 from edgespec.decoding.params import SamplingParams
 from edgespec.errors import EdgespecError, ParameterError
+from edgespec.files import write_text
 
 FORMAT = "edgespec-chat"
 VERSION = 1
@@ -46,7 +45,7 @@ def save(path: str, system: str | None, messages: Sequence[dict[str, str]], para
         file = Path(path).expanduser().resolve()
         if file.exists() and not (file.is_file() and (file.stat().st_size == 0 or _is_chat_file(file))):
             raise TranscriptError(f"'{path}' exists and is not a saved chat; choose another name.")
-        _write_atomically(file, json.dumps(data, indent=1) + "\n")
+        write_text(file, json.dumps(data, indent=1) + "\n")
     except (OSError, ValueError) as error:
         raise TranscriptError(
             f"The chat cannot be saved to '{path}': {getattr(error, 'strerror', None) or error}."
@@ -115,16 +114,3 @@ def _is_text(value: Any) -> bool:
 def _is_chat_file(file: Path) -> bool:
     with file.open("rb") as stream:
         return FORMAT.encode() in stream.read(200)
-
-
-def _write_atomically(file: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-    except BaseException:
-        os.unlink(temporary)
-        raise

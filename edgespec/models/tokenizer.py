@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 import tokenizers
 
 from edgespec.errors import DraftError, ModelError
+from edgespec.files import write_text
 from edgespec.models.byte_level import BYTES_BY_CHARACTER
 from edgespec.models.files import ReadOnlyFile, read_json, refuse_wrong_content
 
@@ -130,8 +130,8 @@ class Tokenizer:
             "size": self.size,
             "fingerprint": self.fingerprint(),
         }
-        _write(folder / _BACKEND_FILE, self._backend.to_str())
-        _write(folder / _SETTINGS_FILE, json.dumps(settings))
+        write_text(folder / _BACKEND_FILE, self._backend.to_str())
+        write_text(folder / _SETTINGS_FILE, json.dumps(settings))
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -256,10 +256,3 @@ def _plausible(settings: TokenizerSettings) -> bool:
         and isinstance(settings.named_tokens, dict)
         and all(isinstance(text, str) for text in settings.named_tokens.values())
     )
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace `path` in one step: a reader never sees half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

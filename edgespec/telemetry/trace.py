@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from edgespec.errors import ConfigError
+from edgespec.files import write_text
 
 ROUNDS = "rounds"
 LOADS = "loads"
@@ -132,13 +133,9 @@ class Tracer:
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the Chrome trace; the file appears whole or not at all. Raises ConfigError if it cannot be written."""
         target = Path(path)
-        temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
         try:
-            temporary.write_text(json.dumps(self.chrome(), default=_plain), encoding="utf-8")
-            os.replace(temporary, target)
+            write_text(target, json.dumps(self.chrome(), default=_plain))
         except OSError as error:
-            with suppress(OSError):
-                temporary.unlink()
             reason = error.strerror or error
             raise ConfigError(f"cannot write the trace to {target}: {reason}; give --trace a writable path") from error
         return target
