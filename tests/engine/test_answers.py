@@ -125,3 +125,20 @@ def test_an_idle_engine_costs_no_processor_time(folder):
         before = time.process_time()
         time.sleep(0.4)
         assert time.process_time() - before < 0.1
+
+
+def test_stops_at_any_place_of_a_long_block(engine):
+    """B080, B037: gamma 16 and only right guesses; a stop of two characters anywhere, block position 0 among them."""
+    engine.use_draft("target")
+    engine.gamma = 16
+    whole = engine.generate(QUESTION, GREEDY)
+    assert whole.stats.mean_tokens_per_round > 8
+    assert whole.stats.acceptance_rate == 1.0
+    for start in range(len(whole.text) - 1):
+        params = SamplingParams(max_new_tokens=24, ignore_eos=True, stop=(whole.text[start : start + 2],))
+        engine.gamma = 16
+        drafted = engine.generate(QUESTION, params)
+        engine.gamma = 0
+        alone = engine.generate(QUESTION, params)
+        assert (drafted.text, drafted.token_ids) == (alone.text, alone.token_ids)
+        assert drafted.finish_reason == alone.finish_reason == "stop"

@@ -17,7 +17,7 @@ def cold(engine: Engine, messages, params: SamplingParams = GREEDY) -> tuple[int
 
 
 def test_later_turns_equal_cold_sessions_and_reuse_the_earlier_ones(engine):
-    """B113, B024: by length, by stop string inside a block, and by cancel; reuse is reported."""
+    """B113, B024, B169: ends by length and by stop string in a block; only a common prefix is reused, and reported."""
     chat = engine.conversation(system="be brief")
     text = engine.generate(QUESTION, GREEDY).text
     stop = SamplingParams(max_new_tokens=24, ignore_eos=True, stop=(text[9:11],))
