@@ -15,6 +15,7 @@ import platformdirs
 from edgespec import download, wheels
 from edgespec.download import Progress
 from edgespec.errors import CatalogError
+from edgespec.files import sha256_of
 
 DEFAULT_MODEL = "smollm2-135m"
 _LOCK_SECONDS = 3600.0
@@ -100,7 +101,7 @@ def pull(
     known = find(model)
     if known is not None and verify:
         path = cached(known, home=home)
-        if path is not None and download.sha256_of(path) != known.sha256:
+        if path is not None and sha256_of(path) != known.sha256:
             download.remove(path)
     return _resolve(model, home, progress, refresh=True)
 

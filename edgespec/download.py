@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from edgespec.errors import CatalogError
+from edgespec.files import sha256_of
 
 Progress = Callable[[str, int, "int | None"], None]
 """Called with (what is being fetched, bytes so far, bytes in all or None)."""
@@ -101,15 +102,6 @@ def write_checked(source: IO[bytes], target: Path, *, sha256: str, label: str) -
     finally:
         remove(temporary)
     return target
-
-
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as source:
-        while block := source.read(_CHUNK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def size_of(path: Path) -> int:

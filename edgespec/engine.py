@@ -169,7 +169,8 @@ class Engine:
         engine = cls(config, load_target(config, progress), tracer=tracer or NULL_TRACER)
         try:
             for name in AUTO_DRAFTS if config.drafts == "auto" else config.drafts:
-                engine._add(load_draft(name, config, engine._target, progress, taken=engine._statuses))
+                status = load_draft(name, config, engine._target, progress, taken=engine._statuses)
+                engine._statuses[status.name] = status
             engine._planner()  # measures costs now rather than in the first request
         except BaseException:
             engine.close()
@@ -320,9 +321,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _add(self, status: DraftStatus) -> None:
-        self._statuses[status.name] = status
 
     def _planner(self) -> Planner:
         if self._chosen == "off" or not self._statuses:

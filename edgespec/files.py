@@ -1,7 +1,8 @@
-"""Writing files whole or not at all."""
+"""Writing files whole or not at all, and telling what is in them."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -22,3 +23,12 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 (hex) of a file, read in pieces. Raises OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as source:
+        while block := source.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

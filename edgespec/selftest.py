@@ -101,9 +101,9 @@ def _write_safetensors(path: Path, tensors: dict[str, npt.NDArray[np.float32]]) 
 
 def _byte_tokenizer() -> dict[str, Any]:
     """tokenizer.json of a byte-level BPE without merges: one token a byte."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    alphabet = [chr(byte) for byte in printable] + [chr(256 + number) for number in range(256 - len(printable))]
-    vocabulary = {text: number for number, text in enumerate(["<s>", "</s>", *alphabet])}
+    from edgespec.models.byte_level import BYTES_BY_CHARACTER
+
+    vocabulary = {text: number for number, text in enumerate(["<s>", "</s>", *BYTES_BY_CHARACTER])}
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return {

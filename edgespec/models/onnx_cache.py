@@ -18,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from edgespec.errors import ConfigError
+from edgespec.files import sha256_of
 from edgespec.models.weights import WeightFile
 
 _FILES = "files.json"  # name -> [size, sha256]
@@ -52,7 +53,7 @@ def _build(weights: WeightFile, weight_format: str, folder: Path) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
     try:
         write_graph(weights, weight_format, scratch)
-        files = {path.name: [path.stat().st_size, _digest(path)] for path in scratch.iterdir()}
+        files = {path.name: [path.stat().st_size, sha256_of(path)] for path in scratch.iterdir()}
         (scratch / _FILES).write_text(json.dumps(files))
         if folder.is_symlink() or folder.is_file():
             folder.unlink()
@@ -75,17 +76,9 @@ def intact(folder: Path) -> bool:
         files = json.loads((folder / _FILES).read_text())
         if any((folder / name).stat().st_size != size for name, (size, _) in files.items()):
             return False
-        return bool(files) and all(_digest(folder / name) == digest for name, (_, digest) in files.items())
+        return bool(files) and all(sha256_of(folder / name) == digest for name, (_, digest) in files.items())
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return False
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _sweep(cache_dir: Path) -> None:

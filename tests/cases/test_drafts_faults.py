@@ -14,6 +14,7 @@ from drafts.base import InvalidLogits, Proposal
 from edgespec.decoding.session import DraftStatus
 from edgespec.errors import DraftError, ModelError
 from tests.support.scripted import (
+    PROMPT,
     ScheduledPlanner,
     ScriptedDraft,
     ToyDecoder,
@@ -25,7 +26,6 @@ from tests.support.scripted import (
     session,
 )
 
-PROMPT = [5, 6, 7, 8]
 G = plain_greedy(ToyDecoder(), PROMPT, 60)
 WHOLE = PROMPT + G
 CUDA_OOM = type("OutOfMemoryError", (RuntimeError,), {})

@@ -15,6 +15,7 @@ from edgespec.errors import PromptError
 from edgespec.results import GenerationResult
 from tests.support.scripted import (
     DRAFTERS,
+    PROMPT,
     TOKENS,
     ScheduledPlanner,
     ScriptedDraft,
@@ -30,7 +31,6 @@ from tests.support.scripted import (
     session,
 )
 
-PROMPT = [5, 6, 7, 8]
 COUNT = 24
 G = plain_greedy(ToyDecoder(), PROMPT, COUNT + 40)
 WHOLE = PROMPT + G

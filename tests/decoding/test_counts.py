@@ -10,24 +10,17 @@ from edgespec.decoding.round import Generation
 from edgespec.results import GenerationStats
 from predictor import FixedPlanner
 from tests.support.scripted import (
+    PROMPT,
     ScheduledPlanner,
     ToyDecoder,
     anti,
     empty,
     mixed,
     oracle,
-    plain_greedy,
     run,
     self_draft,
     session,
 )
-
-PROMPT = [5, 6, 7, 8]
-
-
-@pytest.fixture(scope="module")
-def text() -> list[int]:
-    return PROMPT + plain_greedy(ToyDecoder(), PROMPT, 60)
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3, 8])

@@ -19,6 +19,7 @@ from edgespec.telemetry.trace import Tracer
 from predictor import AutoPlanner, CostTable
 from predictor.planner import Candidate, Plan
 from tests.support.scripted import (
+    PROMPT,
     TOKENS,
     ScheduledPlanner,
     ScriptedDraft,
@@ -34,14 +35,6 @@ from tests.support.scripted import (
     session,
     short,
 )
-
-PROMPT = [5, 6, 7, 8]
-
-
-@pytest.fixture(scope="module")
-def text() -> list[int]:
-    return PROMPT + plain_greedy(ToyDecoder(), PROMPT, 60)
-
 
 # Plans
 

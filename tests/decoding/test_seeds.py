@@ -8,28 +8,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from drafts import NgramDraft
 from drafts.base import Choose, Proposal
 from predictor import AutoPlanner
 from tests.support.scripted import (
+    PROMPT,
     TOKENS,
     ScriptedDraft,
     ToyDecoder,
     empty,
-    plain_greedy,
     run,
     self_draft,
     session,
 )
-
-PROMPT = [5, 6, 7, 8]
-
-
-@pytest.fixture(scope="module")
-def text() -> list[int]:
-    return PROMPT + plain_greedy(ToyDecoder(), PROMPT, 60)
 
 
 def sampled(chat: Any, seed: int | None, **params: Any) -> tuple[int, ...]:

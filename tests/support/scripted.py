@@ -24,6 +24,7 @@ from edgespec.results import GenerationResult
 from predictor.planner import Candidate, FixedPlanner, Observation, Plan, Planner
 
 TOKENS = 60
+PROMPT = [5, 6, 7, 8]
 
 
 class ToyCache:
