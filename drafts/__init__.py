@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from drafts.base import Choose, Draft, DraftSession, InvalidLogits, Proposal
+from drafts.head import HeadDraft, HeadSpec
 from drafts.ngram import NgramDraft
 from drafts.standalone import StandaloneDraft
+from drafts.states import HiddenStates
 
-__all__ = ["Choose", "Draft", "DraftSession", "InvalidLogits", "NgramDraft", "Proposal", "StandaloneDraft"]
+__all__ = [
+    "Choose",
+    "Draft",
+    "DraftSession",
+    "HeadDraft",
+    "HeadSpec",
+    "HiddenStates",
+    "InvalidLogits",
+    "NgramDraft",
+    "Proposal",
+    "StandaloneDraft",
+]

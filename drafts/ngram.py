@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from drafts.base import Choose, Proposal
+
+if TYPE_CHECKING:
+    from drafts.states import HiddenStates
 
 
 class NgramDraft:
@@ -15,6 +19,7 @@ class NgramDraft:
     """
 
     kind = "ngram"
+    reads_hidden = False
 
     def __init__(self, max_ngram: int = 6, min_ngram: int = 2, *, name: str = "ngram") -> None:
         if not 1 <= min_ngram <= max_ngram:
@@ -26,7 +31,7 @@ class NgramDraft:
     def nbytes(self) -> int:
         return 0
 
-    def open(self) -> NgramSession:
+    def open(self, states: HiddenStates | None = None) -> NgramSession:
         return NgramSession(self.sizes)
 
     def close(self) -> None:
@@ -49,7 +54,7 @@ class NgramSession:
     def level(self, tokens: Sequence[int]) -> int:
         return self._find(tokens)[0]
 
-    def propose(self, tokens: Sequence[int], gamma: int, choose: Choose) -> Proposal:
+    def propose(self, tokens: Sequence[int], gamma: int, choose: Choose, *, floor: float = 0.0) -> Proposal:
         matched, start = self._find(tokens)
         if not matched:
             return Proposal()

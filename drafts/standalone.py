@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from drafts.base import Choose, FloatArray, Proposal
 
 if TYPE_CHECKING:
+    from drafts.states import HiddenStates
     from edgespec.models.base import Decoder, KVCache
     from edgespec.models.tokenizer import Tokenizer
 
@@ -26,6 +27,7 @@ class StandaloneDraft:
     """
 
     kind = "standalone"
+    reads_hidden = False
 
     def __init__(self, name: str, decoder: Decoder, token_count: int, *, max_positions: int | None = None) -> None:
         if token_count < 1 or (max_positions is not None and max_positions < 1):
@@ -50,7 +52,7 @@ class StandaloneDraft:
     def nbytes(self) -> int:
         return self.decoder.nbytes
 
-    def open(self) -> StandaloneSession:
+    def open(self, states: HiddenStates | None = None) -> StandaloneSession:
         return StandaloneSession(self)
 
     def close(self) -> None:
@@ -89,7 +91,7 @@ class StandaloneSession:
             self._known = at + 1
         return True
 
-    def propose(self, tokens: Sequence[int], gamma: int, choose: Choose) -> Proposal:
+    def propose(self, tokens: Sequence[int], gamma: int, choose: Choose, *, floor: float = 0.0) -> Proposal:
         """At most `gamma` forwards (more only while a long absence is caught up, in chunks)."""
         proposal = Proposal()
         # The last guess needs no KV of its own: `tokens` and gamma - 1 guesses must fit.

@@ -80,6 +80,25 @@ def cached(model: CatalogModel, *, home: str | os.PathLike[str] | None = None) -
     return path if download.size_of(path) == model.size else None
 
 
+def located(model: str, *, home: str | os.PathLike[str] | None = None) -> Path | None:
+    """The folder or file that `model` means if it is on this machine, else None; nothing is fetched.
+
+    Raises CatalogError for what is no name of a model.
+    """
+    known = find(model)
+    if known is not None:
+        return cached(known, home=home)
+    path = Path(model).expanduser()
+    if path.exists():
+        return _local(path)
+    from edgespec import hub
+
+    repo, _, filename = model.partition(":")
+    if hub.HUB_ID.fullmatch(repo) and not _looks_like_path(model, filename):
+        return hub.cached(repo, filename or None)
+    return resolve(model, home=home)  # raises the sentence that says what is wrong with the name
+
+
 def resolve(model: str, *, home: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:
     """The folder or file that `model` means.
 

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,17 @@ from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation
 from edgespec.decoding.session import DraftStatus, Session
 from edgespec.decoding.template import ChatTemplate
+from edgespec.draft_costs import cost_name, measure_drafts
+from edgespec.draft_loading import LoadedDraft, load_draft, load_drafts
 from edgespec.errors import DraftError, EdgespecError, PromptError
-from edgespec.loading import Target, load_draft, load_target
+from edgespec.loading import Target, load_target
 from edgespec.memory.topology import peak_memory_bytes, process_memory
 from edgespec.results import GenerationResult, TextDelta
 from edgespec.telemetry.trace import NULL_TRACER, NullTracer, Tracer
 from predictor.planner import AutoPlanner, FixedPlanner, OnlyPlanner, Planner
 
 if TYPE_CHECKING:
+    from drafts.zoo import TargetFacts
     from edgespec.conversation import Conversation
     from edgespec.download import Progress
     from edgespec.models.spec import ModelSpec
@@ -31,7 +34,17 @@ if TYPE_CHECKING:
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Sequence[int] | Messages
-AUTO_DRAFTS = ("ngram",)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftInfo:
+    """What is known of one draft. domain: "" for none. nbytes: of its weights in memory. status: as in `drafts`."""
+
+    name: str
+    kind: str
+    domain: str
+    nbytes: int
+    status: str
 
 
 class Stream:
@@ -124,6 +137,7 @@ class Engine:
         self.tracer = tracer
         self._target = target
         self._statuses: dict[str, DraftStatus] = {}
+        self._domains: dict[str, str] = {}
         self._auto = AutoPlanner(target.costs)
         self._gamma = config.gamma
         self._chosen = "auto"
@@ -149,8 +163,9 @@ class Engine:
     ) -> Engine:
         """Load a model and its drafts.
 
-        model: a catalogue name ("smollm2-135m", the default), a folder, a .gguf file, or a hub id. drafts: "auto", a
-        name or path, several of them, or None for plain decoding. Everything not given comes from `config`, else from
+        model: a catalogue name ("smollm2-135m", the default), a folder, a .gguf file, or a hub id. drafts: "auto"
+        (lookup and the set made for this target), the name of a draft or set, a path, several of them, or None for
+        plain decoding. Everything not given comes from `config`, else from
         the configuration file and environment (see `RuntimeConfig`). A draft that cannot be used is reported in
         `drafts` and by one warning; only the target's failure is an error (ModelError, CatalogError, ConfigError,
         MemoryBudgetError).
@@ -168,9 +183,8 @@ class Engine:
         config = config.replace(**arguments) if config is not None else RuntimeConfig.load(**arguments)
         engine = cls(config, load_target(config, progress), tracer=tracer or NULL_TRACER)
         try:
-            for name in AUTO_DRAFTS if config.drafts == "auto" else config.drafts:
-                status = load_draft(name, config, engine._target, progress, taken=engine._statuses)
-                engine._statuses[status.name] = status
+            for loaded in load_drafts(config, engine._target, progress):
+                engine._add(loaded)
             engine._planner()  # measures costs now rather than in the first request
         except BaseException:
             engine.close()
@@ -201,6 +215,24 @@ class Engine:
     def drafts(self) -> dict[str, str]:
         """Name -> "active", or "failed: reason"."""
         return {name: str(status) for name, status in self._statuses.items()}
+
+    def add_draft(self, name: str) -> DraftInfo:
+        """Load one more draft, for conversations that begin from now on. What is wrong with it is in its status."""
+        loaded = load_draft(name, self.config, self._target, None, taken=self._statuses)
+        self._add(loaded)
+        return self.draft_infos()[-1]
+
+    def draft_infos(self) -> list[DraftInfo]:
+        """The drafts in the order in which they were loaded, failed ones among them."""
+        return [
+            DraftInfo(name, status.draft.kind, self._domains.get(name, ""), status.draft.nbytes, str(status))
+            for name, status in self._statuses.items()
+        ]
+
+    @property
+    def target_facts(self) -> TargetFacts:
+        """What drafts must fit: the target's fingerprint, tokenizer and sizes."""
+        return self._target.facts
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -277,11 +309,14 @@ class Engine:
         """A conversation's state on this engine's target, with all its drafts."""
         if self._closed:
             raise EdgespecError("the engine is closed: make a new one with Engine.from_pretrained")
+        return self._session(self._planner())
+
+    def _session(self, planner: Planner) -> Session:
         return Session(
             self._target.decoder,
             self.tokenizer,
             self._statuses.values(),
-            planner=self._planner(),
+            planner=planner,
             eos_ids=self._stop_ids(),
             context=self.context,
             tracer=self.tracer,
@@ -301,6 +336,7 @@ class Engine:
         if self._closed:
             raise EdgespecError("the engine is closed: make a new one with Engine.from_pretrained")
         session.planner = self._planner()
+        self._auto.begin()
         generation = Generation(session, ids, params or SamplingParams(), began_ns=began_ns)
         return Stream(generation, keep=keep, release=release)
 
@@ -322,12 +358,24 @@ class Engine:
     ) -> None:
         self.close()
 
+    def _add(self, loaded: LoadedDraft) -> None:
+        status, manifest = loaded.status, loaded.manifest
+        self._statuses[status.name] = status
+        self._target.costs.file_under(status.name, cost_name(status.draft))
+        if manifest is not None:
+            self._domains[status.name] = manifest.domain
+            if manifest.expected is not None:
+                self._auto.expect(status.name, manifest.expected)
+
     def _planner(self) -> Planner:
         if self._chosen == "off" or not self._statuses:
             return FixedPlanner(None, 0)
         if isinstance(self._gamma, int):
             return FixedPlanner(None if self._chosen == "auto" else self._chosen, self._gamma)
         self._target.measure_costs()
+        with_weights = [name for name, status in self._statuses.items() if status.active and not status.free]
+        if not all(map(self._target.costs.knows, with_weights)):
+            measure_drafts(self._session(FixedPlanner(None, 0)), with_weights, self._target.costs)
         return self._auto if self._chosen == "auto" else OnlyPlanner(self._auto, self._chosen)
 
     def _stop_ids(self) -> frozenset[int]:

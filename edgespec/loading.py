@@ -1,4 +1,4 @@
-"""From a configuration to loaded parts: the target with its tokenizer and measured costs, and drafts that fit it."""
+"""From a configuration to a loaded target, with its tokenizer and measured costs. `draft_loading` has the drafts."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ import logging
 import os
 import platform
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drafts.base import Draft, DraftSession
-from drafts.ngram import NgramDraft
-from drafts.standalone import StandaloneDraft
+from drafts.zoo import TargetFacts
 from edgespec import catalog
 from edgespec.config import RuntimeConfig
-from edgespec.decoding.session import DraftStatus
-from edgespec.errors import DraftError, ModelError
+from edgespec.errors import ModelError
 from edgespec.files import write_text
 from edgespec.memory.budget import check_fits, parse_budget
 from edgespec.memory.topology import detect
@@ -28,7 +25,7 @@ from edgespec.models.base import Decoder
 from edgespec.models.build import build_decoder, planned_bytes
 from edgespec.models.cpu import usable_threads
 from edgespec.models.spec import ModelSpec
-from edgespec.models.tokenizer import Tokenizer, compare_vocabularies, load_tokenizer
+from edgespec.models.tokenizer import Tokenizer, load_tokenizer
 from edgespec.models.weights import WeightFile, open_weights
 from predictor.costs import CostTable
 
@@ -42,7 +39,6 @@ _LEAST_CONTEXT = 512
 _WORKSPACE = 160 << 20  # the interpreter, ONNX Runtime's code and arena, and activations of a prefill chunk (measured)
 _COST_WIDTHS = (1, 2, 3, 4, 6, 9)
 _COST_POSITION = 64
-_RESERVED = ("auto", "off", "plain", "ngram")  # words that mean something else where a draft is named
 
 
 @dataclass
@@ -55,6 +51,7 @@ class Target:
     costs: CostTable
     costs_file: Path
     planned: dict[str, int]  # bytes by part; drafts are added as they are loaded
+    facts: TargetFacts
 
     def measure_costs(self) -> None:
         """Time a forward of each width, unless that was done before, here or in an earlier run on this device."""
@@ -86,90 +83,39 @@ def load_target(config: RuntimeConfig, progress: Progress | None) -> Target:
     home = catalog.home(config.home)
     with open_weights(path) as weights:
         context, planned = _fitting_context(config, weights)
-        tokenizer = _tokenizer(path, weights, home)
+        tokenizer = tokenizer_of(path, weights, home)
+        facts = _facts(config.model, weights, tokenizer)
         decoder = build_decoder(
             weights,
-            device=_device(config),
+            device=device_of(config),
             weight_format=config.weight_format,
-            threads=_threads(config),
+            threads=threads_of(config),
             positions=context,
             cache_dir=home / "graphs",
         )
         costs_file = home / "costs" / f"{_cost_key(config, weights)}.json"
-    return Target(decoder, tokenizer, context, _saved_costs(costs_file), costs_file, planned)
+    return Target(decoder, tokenizer, context, _saved_costs(costs_file), costs_file, planned, facts)
 
 
-def load_draft(
-    name: str, config: RuntimeConfig, target: Target, progress: Progress | None, *, taken: Collection[str] = ()
-) -> DraftStatus:
-    """The draft `name`: "ngram", or a model that shares the target's tokenizer. Failures are noted in the status.
+def target_facts(config: RuntimeConfig) -> TargetFacts | None:
+    """What drafts must fit, from the headers of the configured model alone; None if it is not on this machine.
 
-    taken: names that other drafts have already; this one gets another.
+    Nothing is fetched and no weight is loaded. Raises ModelError, CatalogError.
     """
-    if name == "ngram":
-        return DraftStatus(NgramDraft())
-    label = draft_label(name, taken)
-    try:
-        return DraftStatus(_standalone(label, name, config, target, progress))
-    except Exception as error:  # whatever a broken file raises anywhere: a draft can only cost speed
-        status = DraftStatus(_Unusable(label))
-        status.failed(error)
-        status.reason = status.reason or f"{type(error).__name__}: {error}"  # loading is not tried again
-        return status
-
-
-def draft_label(name: str, taken: Collection[str]) -> str:
-    """A short name for the draft at a path or hub id: its last part, numbered if it is taken or a word of its own."""
-    label = re.sub(r"\.(gguf|safetensors)$", "", re.split(r"[/\\:]", name.rstrip("/\\"))[-1]) or "draft"
-    found, number = label, 2
-    while found in taken or found in _RESERVED:
-        found, number = f"{label}-{number}", number + 1
-    return found
-
-
-class _Unusable(Draft):
-    """Stands for a draft that could not be loaded, so that its status can be shown."""
-
-    kind = "standalone"
-    nbytes = 0
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def open(self) -> DraftSession:
-        raise DraftError(f"draft {self.name} was not loaded")
-
-    def close(self) -> None:
-        pass
-
-
-def _standalone(
-    label: str, name: str, config: RuntimeConfig, target: Target, progress: Progress | None
-) -> StandaloneDraft:
-    path = catalog.resolve(name, home=config.home, progress=progress)
-    home = catalog.home(config.home)
+    path = catalog.located(config.model, home=config.home)
+    if path is None:
+        return None
     with open_weights(path) as weights:
-        tokenizer = _tokenizer(path, weights, home)
-        compare_vocabularies(target.tokenizer, tokenizer)
-        positions = min(target.context, weights.spec.max_positions)
-        own = {
-            f"draft {label}": planned_bytes(weights, _device(config), config.weight_format),
-            f"KV cache of {label}": positions * _position_bytes(weights.spec),
-        }
-        _check_memory(config, own, target.planned)
-        decoder = build_decoder(
-            weights,
-            device=_device(config),
-            weight_format=config.weight_format,
-            threads=_threads(config),
-            positions=positions,
-            cache_dir=home / "graphs",
-        )
-    target.planned |= own
-    return StandaloneDraft(label, decoder, target.tokenizer.size, max_positions=positions)
+        return _facts(config.model, weights, tokenizer_of(path, weights, catalog.home(config.home)))
 
 
-def _threads(config: RuntimeConfig) -> int | None:
+def _facts(model: str, weights: WeightFile, tokenizer: Tokenizer) -> TargetFacts:
+    spec = weights.spec
+    name = re.sub(r"\.(gguf|safetensors)$", "", re.split(r"[/\\:]", model.rstrip("/\\"))[-1]) or "target"
+    return TargetFacts(name, weights.fingerprint(), spec.hidden_size, spec.vocab_size, tokenizer.fingerprint())
+
+
+def threads_of(config: RuntimeConfig) -> int | None:
     """The threads asked for, at most one a core: more than that take turns, and each round waits for all of them."""
     cores = os.cpu_count() or 1
     if config.threads is None or config.threads <= cores:
@@ -178,11 +124,11 @@ def _threads(config: RuntimeConfig) -> int | None:
     return cores
 
 
-def _device(config: RuntimeConfig) -> str:
+def device_of(config: RuntimeConfig) -> str:
     return "cpu" if config.device == "auto" else config.device
 
 
-def _position_bytes(spec: ModelSpec) -> int:
+def position_bytes(spec: ModelSpec) -> int:
     """Bytes of keys and values (float32) that one position takes."""
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 4
 
@@ -193,34 +139,34 @@ def _fitting_context(config: RuntimeConfig, weights: WeightFile) -> tuple[int, d
     Also the plan: bytes by part. One conversation's cache is planned; further ones take theirs as they grow.
     """
     spec = weights.spec
-    position = _position_bytes(spec)
-    need = {"target": planned_bytes(weights, _device(config), config.weight_format), "workspace": _WORKSPACE}
+    position = position_bytes(spec)
+    need = {"target": planned_bytes(weights, device_of(config), config.weight_format), "workspace": _WORKSPACE}
     if config.context is not None:
         if config.context > spec.max_positions:
             raise ModelError(
                 f"a context of {config.context} is more than the {spec.max_positions} positions of {weights.path}"
             )
         need["KV cache"] = config.context * position
-        _check_memory(config, need)
+        check_memory(config, need)
         return config.context, need
     longest = min(DEFAULT_CONTEXT, spec.max_positions)
-    topology = detect(_device(config))
+    topology = detect(device_of(config))
     room = min(parse_budget(config.memory_budget, topology), topology.available_bytes()) - sum(need.values())
     context = min(longest, max(room // position, min(_LEAST_CONTEXT, longest)))
     need["KV cache"] = int(context) * position
-    _check_memory(config, need)
+    check_memory(config, need)
     return int(context), need
 
 
-def _check_memory(config: RuntimeConfig, need: dict[str, int], before: Mapping[str, int] | None = None) -> None:
+def check_memory(config: RuntimeConfig, need: dict[str, int], before: Mapping[str, int] | None = None) -> None:
     """Refuse what does not fit beside what was planned before. Of what is free, only the new parts are wanted."""
-    topology = detect(_device(config))
+    topology = detect(device_of(config))
     if config.memory_budget != "auto":  # "auto" is what is free now, of which the parts before hold theirs already
         check_fits({**(before or {}), **need}, parse_budget(config.memory_budget, topology))
     check_fits(need, parse_budget("auto", topology), topology.available_bytes())
 
 
-def _tokenizer(path: Path, weights: WeightFile, home: Path) -> Tokenizer:
+def tokenizer_of(path: Path, weights: WeightFile, home: Path) -> Tokenizer:
     """A GGUF file's tokenizer takes long to build from its metadata, so the built one is kept."""
     if not weights.metadata:
         return load_tokenizer(path)
@@ -235,7 +181,7 @@ def _tokenizer(path: Path, weights: WeightFile, home: Path) -> Tokenizer:
 
 def _cost_key(config: RuntimeConfig, weights: WeightFile) -> str:
     device = f"{platform.node()}:{platform.machine()}:{platform.processor()}:{os.cpu_count()}"
-    threads = _threads(config) or usable_threads()
+    threads = threads_of(config) or usable_threads()
     text = f"{weights.fingerprint()}:{config.device}:{config.weight_format}:{threads}:{device}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -12,6 +12,7 @@ _GUESSED_SECONDS = 0.01  # the plain step of an unmeasured device; only ratios m
 _GUESSED_SLOPE = 0.25  # an unmeasured further token, in plain steps: between a flat GPU and a compute-bound CPU
 _GUESSED_DRAFT = 0.1  # an unmeasured draft step, in plain steps
 _RATE = 0.1  # weight of a new sample
+_KNOWN = 10  # samples after which a draft's time is known as well as it will be
 _COUPLING = 0.5  # how far the other widths move along: a hotter device or a longer context slows all of them
 _CURVE = 9  # widths worked out at once
 _OUTLIER = 3.0  # a sample counts at most this many times (or as little as 1 over it) of what was expected
@@ -33,6 +34,8 @@ class CostTable:
             raise ValueError("verify times must be positive, finite seconds")
         if not all(0 <= s < math.inf for s in self._drafts.values()):
             raise ValueError("draft times must be finite seconds, 0 or more")
+        self._alias: dict[str, str] = {}
+        self._seen = dict.fromkeys(self._drafts, _KNOWN)  # samples of a draft, up to now
         self._curve: list[float] = []  # verify(1), verify(2), ... as far as asked for since the last sample
 
     def covers(self, widths: Iterable[int]) -> bool:
@@ -48,9 +51,17 @@ class CostTable:
                 curve.append(max(curve[-1] if curve else 0.0, _interpolated(points, at)))
         return curve[width - 1]
 
+    def file_under(self, name: str, common: str) -> None:
+        """Keep a draft's seconds under another name, which drafts that must take the same time share."""
+        self._alias[name] = common
+
+    def knows(self, name: str) -> bool:
+        """Whether a step of this draft was timed, in this run or an earlier one."""
+        return self._alias.get(name, name) in self._drafts
+
     def draft(self, name: str) -> float:
         """Seconds of one step (one proposed token) of a draft."""
-        known = self._drafts.get(name)
+        known = self._drafts.get(self._alias.get(name, name))
         return _GUESSED_DRAFT * self.verify(1) if known is None else known
 
     def observe_verify(self, width: int, seconds: float) -> None:
@@ -71,11 +82,13 @@ class CostTable:
         """Take in the measured time of one step of a draft."""
         if not 0 <= seconds < math.inf:
             return
-        known = self._drafts.get(name)
+        name = self._alias.get(name, name)
+        known, count = self._drafts.get(name), self._seen.get(name, 0) + 1
+        self._seen[name] = count
         if not known:
             self._drafts[name] = seconds
-        else:
-            self._drafts[name] = known + _RATE * (min(seconds, _OUTLIER * known) - known)
+        else:  # the first ones weigh more: one of them alone may have met a busy moment
+            self._drafts[name] = known + max(_RATE, 1 / (count + 1)) * (min(seconds, _OUTLIER * known) - known)
 
     def measure(
         self,

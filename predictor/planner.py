@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
+from predictor.acceptance import Acceptance
 from predictor.costs import CostTable
+from predictor.shadows import Shadows
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`draft` proposes `gamma` tokens; draft None and gamma 0 are a plain step."""
+    """`draft` proposes `gamma` tokens; draft None and gamma 0 are a plain step.
+
+    floor: a draft that knows its confidence ends the block before the first token whose chance to be reached and right
+    is less than this: it would cost more than it gains. 0 = never.
+    """
 
     draft: str | None
     gamma: int
+    floor: float = field(default=0.0, compare=False)
 
 
 PLAIN = Plan(None, 0)
@@ -23,11 +31,15 @@ SEEDED_GAMMA = 3  # where a seed must pick the same text on every run
 
 
 class Candidate(NamedTuple):
-    """A draft that could run now. level: what it has to go on (0 = nothing). free: no weights, costs nothing to ask."""
+    """A draft that could run now. level: what it has to go on (0 = nothing). free: no weights, costs nothing to ask.
+
+    shadow: how many tokens it guesses where its guess is only compared.
+    """
 
     name: str
     level: int
     free: bool = False
+    shadow: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +49,8 @@ class Observation:
     drafted: tokens the draft produced. proposed: those that were judged; `accepted` < `proposed` means that the token
     after the accepted ones was judged wrong, equality that no token was (all right, or the answer ended on the way).
     width: tokens of the target's forward. caught_up: tokens of the conversation the draft had not seen before this
-    round; a large number makes its seconds useless as the time of a step.
+    round; a large number makes its seconds useless as the time of a step. asked: tokens that the plan wanted; fewer
+    `drafted` means that the draft ended the block itself (0 = as many as were drafted).
     """
 
     draft: str | None
@@ -49,6 +62,7 @@ class Observation:
     draft_seconds: float
     target_seconds: float
     caught_up: int = 1
+    asked: int = 0
 
 
 class Planner(Protocol):
@@ -65,13 +79,23 @@ class Planner(Protocol):
         """A plan over drafts that can run now, with gamma <= `limit`."""
 
     def shadows(self, plan: Plan, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """Free candidates whose guess should be compared with what the round emits although another plan was made."""
+        """Candidates that should guess `shadow` tokens, to be compared with what the round emits, although another
+        plan was made: free ones always, ones with weights now and then."""
 
     def observe(self, observation: Observation) -> None:
         """Take in what a round showed."""
 
-    def credit(self, candidate: Candidate, proposed: int, accepted: int) -> None:
-        """Take in what a shadow would have scored; counts as in `Observation`."""
+    def credit(
+        self,
+        candidate: Candidate,
+        proposed: int,
+        accepted: int,
+        *,
+        drafted: int = 0,
+        seconds: float = 0.0,
+        caught_up: int = 1,
+    ) -> None:
+        """Take in what a shadow would have scored; counts as in `Observation`. seconds: 0 = not measured."""
 
 
 class FixedPlanner:
@@ -93,9 +117,9 @@ class FixedPlanner:
     def plan(self, candidates: Sequence[Candidate], limit: int) -> Plan:
         gamma = min(self._gamma, limit)
         if gamma > 0:
-            for name, level, _free in candidates:
-                if level > 0 and self._draft in (None, name):
-                    return Plan(name, gamma)
+            for candidate in candidates:
+                if candidate.level > 0 and self._draft in (None, candidate.name):
+                    return Plan(candidate.name, gamma)
         return PLAIN
 
     def shadows(self, plan: Plan, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
@@ -104,49 +128,14 @@ class FixedPlanner:
     def observe(self, observation: Observation) -> None:
         pass
 
-    def credit(self, candidate: Candidate, proposed: int, accepted: int) -> None:
+    def credit(self, candidate: Candidate, proposed: int, accepted: int, **measured: Any) -> None:
         pass
 
 
 # What is assumed about a level before anything was seen: 1 is "a model that can run", more the length of a match.
 _PRIORS = (0.0, 0.5, 0.3, 0.45, 0.55, 0.65, 0.75)
-_PRIOR_TRIES = 4.0
-_FAST, _SLOW = 0.85, 0.99  # discounts of the recent past (about 7 tries) and of the long run (about 100)
-_SLOW_TRIES = 2.0  # weight of the long run in today's estimate
-
-
-class _Acceptance:
-    """Acceptance of one (draft, level) by position: Beta counts, discounted, recent ones shrunk to the long run's.
-
-    The rate at position i is conditional on all before it being accepted; one that was rarely reached leans on the rate
-    before it, so that a geometric guess stands in where nothing was measured yet.
-    """
-
-    __slots__ = ("_fast", "_prior", "_rates", "_slow")
-
-    def __init__(self, prior: float, positions: int) -> None:
-        self._prior = prior
-        self._fast = [[0.0, 0.0] for _ in range(positions)]  # [accepted, tried]
-        self._slow = [[0.0, 0.0] for _ in range(positions)]
-        self._rates: list[float] | None = None
-
-    def update(self, proposed: int, accepted: int) -> None:
-        self._rates = None
-        for position in range(min(proposed, accepted + 1, len(self._fast))):
-            hit = position < accepted
-            for counts, keep in ((self._fast[position], _FAST), (self._slow[position], _SLOW)):
-                counts[0] = counts[0] * keep + hit
-                counts[1] = counts[1] * keep + 1
-
-    def rates(self) -> list[float]:
-        if self._rates is None:
-            self._rates, before = [], self._prior
-            for (fast, fast_tries), (slow, slow_tries) in zip(self._fast, self._slow, strict=True):
-                long_run = (slow + _PRIOR_TRIES * before) / (slow_tries + _PRIOR_TRIES)
-                before = (fast + _SLOW_TRIES * long_run) / (fast_tries + _SLOW_TRIES)
-                self._rates.append(before)
-        return self._rates
-
+_HOPELESS = 0.01  # a token that is reached and right more rarely is not worth the arithmetic
+_CAUTION = 0.9  # of the acceptance that was measured when a draft was made: this text is another one
 
 _PROBE_SHARE = 1 / 16  # of all rounds at most this many are probes; unused ones add up to a few
 _SAVED_PROBES = 4.0
@@ -166,8 +155,9 @@ class AutoPlanner:
     """The (draft, gamma) with the most expected tokens a second, gamma 0 included; equals go to the smaller gamma.
 
     Expected tokens come from discounted acceptance statistics per (draft, level) and position, seconds from `costs`.
-    Free drafts that did not run are scored by their shadow; a draft with weights that does not pay is probed with
-    gamma 1 after 16 rounds, then ever more rarely while probes fail, and never in more than one round of 16 overall.
+    Drafts that did not run are scored by shadows: free ones in every round, ones with weights in one round of 8 or so
+    (see `Shadows`). A draft whose steps are too dear for that is probed instead: with gamma 1 after 16 rounds, then
+    ever more rarely while probes fail, and never in more than one round of 16 overall.
 
     The state belongs to the planner: sessions that share one (an engine's) share what was learned, also from request to
     request. The law of the text does not depend on it, but which text a sampling seed picks does (see `seeded`
@@ -181,14 +171,29 @@ class AutoPlanner:
             raise ValueError(f"gamma_max must be 1 or more, not {gamma_max}")
         self.costs = costs or CostTable()
         self.gamma_max = gamma_max
+        self._expected: dict[str, float] = {}
         self._lock = threading.Lock()
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was learned about drafts; measured costs stay."""
-        self._acceptance: dict[tuple[str, int], _Acceptance] = {}
+        """Forget what was learned about drafts; measured costs and what is expected of them stay."""
+        self._acceptance: dict[tuple[str, int], Acceptance] = {}
         self._rest: dict[str, _Rest] = {}
         self._allowance = 0.0  # probes that may be made now
+        self._shadows: Shadows | None = None
+
+    def expect(self, name: str, rate: float) -> None:
+        """What is assumed of a draft before it is seen at work: the acceptance of its first token, as measured."""
+        if not 0 <= rate <= 1:
+            raise ValueError(f"draft {name}: an acceptance of {rate} is none")
+        self._expected[name] = _CAUTION * rate
+
+    def begin(self) -> None:
+        """Another request begins: what was seen lately counts for less, and every draft is asked again soon."""
+        with self._lock:
+            self._guessing_along().hurry()
+            for arm in self._acceptance.values():
+                arm.age()
 
     def seeded(self) -> Planner:
         return FixedPlanner(None, SEEDED_GAMMA)
@@ -196,38 +201,60 @@ class AutoPlanner:
     def plan(self, candidates: Sequence[Candidate], limit: int) -> Plan:
         with self._lock:
             self._allowance = min(self._allowance + _PROBE_SHARE, _SAVED_PROBES)
+            self._guessing_along().earn()
             best = self._best(candidates, min(limit, self.gamma_max))
             return self._probe(candidates, best) if limit > 0 else best
+
+    def _guessing_along(self) -> Shadows:
+        if self._shadows is None:  # made late: its purse is in plain steps, which are measured by now
+            self._shadows = Shadows(self.costs)
+        return self._shadows
 
     def _best(self, candidates: Sequence[Candidate], longest: int) -> Plan:
         able = [candidate for candidate in candidates if candidate.level > 0]
         if not able or longest <= 0:
             return PLAIN
-        verify = self.costs.verify
-        best, best_value = PLAIN, 1.0 / verify(1)
-        for name, level, _free in able:
-            step, rates = self.costs.draft(name), self._arm(name, level).rates()
-            expected = reached = 1.0
-            for gamma in range(1, longest + 1):
-                reached *= rates[gamma - 1]
+        plain = self.costs.verify(1)
+        curve = [self.costs.verify(width) for width in range(1, longest + 2)]
+        wider = [after - before for before, after in pairwise(curve)]  # seconds of each further token
+        best, best_value = PLAIN, 1.0 / plain
+        for candidate in able:
+            arm = self._arm(candidate.name, candidate.level)
+            step, seconds = self.costs.draft(candidate.name), plain
+            expected = reached = before = 1.0
+            for place, (rate, offered, further) in enumerate(zip(arm.rates(), arm.offered(), wider)):
+                reached *= rate
                 expected += reached
-                value = expected / (gamma * step + verify(gamma + 1))
-                if value > best_value * (1 + 1e-9):
-                    best, best_value = Plan(name, gamma), value
-        return best
+                seconds += before * step + offered * further  # a token is made before its draft thinks better of it
+                before = offered
+                if expected > best_value * seconds * (1 + 1e-9):
+                    best, best_value = Plan(candidate.name, place + 1), expected / seconds
+                if reached < _HOPELESS:
+                    break
+        return self._with_floor(best, best_value)
 
-    def _arm(self, name: str, level: int) -> _Acceptance:
+    def _with_floor(self, plan: Plan, value: float) -> Plan:
+        """The plan, with the tokens that the seconds of one more token would bring at `value` tokens a second."""
+        if plan.draft is None:
+            return plan
+        verify = self.costs.verify
+        further = self.costs.draft(plan.draft) + (verify(plan.gamma + 1) - verify(1)) / plan.gamma
+        return Plan(plan.draft, plan.gamma, min(further * value, 1.0))
+
+    def _arm(self, name: str, level: int) -> Acceptance:
         level = min(level, len(_PRIORS) - 1)
         arm = self._acceptance.get((name, level))
         if arm is None:
-            arm = self._acceptance[name, level] = _Acceptance(_PRIORS[level], self.gamma_max)
+            prior = self._expected.get(name, _PRIORS[level])
+            arm = self._acceptance[name, level] = Acceptance(prior, self.gamma_max)
         return arm
 
     def _probe(self, candidates: Sequence[Candidate], best: Plan) -> Plan:
         """`best`, or gamma 1 on the draft whose turn to be tried again is longest overdue."""
         due, overdue = None, -1
-        for name, level, free in candidates:
-            if free or level <= 0:
+        for candidate in candidates:
+            name = candidate.name
+            if candidate.free or candidate.level <= 0:
                 continue
             rest = self._rest.get(name)
             if rest is None:
@@ -236,7 +263,7 @@ class AutoPlanner:
                 rest.idle, rest.wait = 0, _FIRST_WAIT
                 continue
             rest.idle += 1
-            if rest.idle - rest.wait > overdue:
+            if rest.idle - rest.wait > overdue and not self._guessing_along().affordable(name):
                 due, overdue = name, rest.idle - rest.wait
         if due is None or overdue < 0 or self._allowance < 1:
             return best
@@ -246,7 +273,10 @@ class AutoPlanner:
         return Plan(due, 1)
 
     def shadows(self, plan: Plan, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        return [c for c in candidates if c.free and c.level > 0 and c.name != plan.draft]
+        able = [c for c in candidates if c.level > 0 and c.name != plan.draft]
+        with self._lock:
+            guessing = self._guessing_along().pick([c for c in able if not c.free])
+        return [c for c in able if c.free] + ([] if guessing is None else [guessing])
 
     def observe(self, observation: Observation) -> None:
         o = observation
@@ -254,17 +284,39 @@ class AutoPlanner:
             self.costs.observe_verify(o.width, o.target_seconds)
             if o.draft is None:
                 return
-            # A draft that comes back after an absence reads what it missed first; that is no time of a step.
-            if o.drafted and o.caught_up <= self.gamma_max + 1:
-                self.costs.observe_draft(o.draft, o.draft_seconds / o.drafted)
-            self._arm(o.draft, o.level).update(o.proposed, o.accepted)
+            arm, stopped = self._arm(o.draft, o.level), o.drafted < o.asked
+            self._time(o.draft, o.drafted + stopped, o.draft_seconds, o.caught_up)
+            # A block that the draft ended itself, all right so far, brought nothing at the next position.
+            cut_short = stopped and 0 < o.drafted == o.accepted
+            fell_before = arm.fallen
+            arm.update(o.proposed + cut_short, o.accepted)
+            arm.offer(max(o.asked, o.drafted), o.drafted)
+            if arm.fallen and not fell_before:
+                self._guessing_along().hurry()
             rest = self._rest.get(o.draft)
             if rest is not None and o.accepted:
                 rest.wait = 2  # it may pay again: look again soon, within the overall share of probes
 
-    def credit(self, candidate: Candidate, proposed: int, accepted: int) -> None:
+    def credit(
+        self,
+        candidate: Candidate,
+        proposed: int,
+        accepted: int,
+        *,
+        drafted: int = 0,
+        seconds: float = 0.0,
+        caught_up: int = 1,
+    ) -> None:
         with self._lock:
             self._arm(candidate.name, candidate.level).update(proposed, accepted)
+            if not candidate.free:
+                self._time(candidate.name, drafted if seconds > 0 else 0, seconds, caught_up)
+                self._guessing_along().charge(candidate.name, seconds)
+
+    def _time(self, name: str, steps: int, seconds: float, caught_up: int) -> None:
+        # A draft that comes back after an absence reads what it missed first; that is no time of a step.
+        if steps and caught_up <= self.gamma_max + 1:
+            self.costs.observe_draft(name, seconds / steps)
 
 
 class OnlyPlanner:
@@ -288,8 +340,8 @@ class OnlyPlanner:
     def observe(self, observation: Observation) -> None:
         self._planner.observe(observation)
 
-    def credit(self, candidate: Candidate, proposed: int, accepted: int) -> None:
-        self._planner.credit(candidate, proposed, accepted)
+    def credit(self, candidate: Candidate, proposed: int, accepted: int, **measured: Any) -> None:
+        self._planner.credit(candidate, proposed, accepted, **measured)
 
     def _only(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         return [candidate for candidate in candidates if candidate.name == self._draft]

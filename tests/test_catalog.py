@@ -331,6 +331,22 @@ def test_unknown_names(name: str, hint: str) -> None:
     assert hint in str(caught.value)
 
 
+def test_located_says_what_is_here_and_fetches_nothing(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert catalog.located("tiny") is None
+    assert catalog.located(str(tmp_path)) == tmp_path
+    monkeypatch.setattr("edgespec.hub.cached", lambda repo, file: None)
+    assert catalog.located("org/name") is None
+    with pytest.raises(CatalogError, match="did you mean tiny"):
+        catalog.located("tinny")
+    with pytest.raises(CatalogError, match="check the path"):
+        catalog.located("/no/such/model")
+    assert catalog.located("tiny") is None
+    path = catalog.resolve("tiny")
+    assert catalog.located("tiny") == path
+
+
 def test_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert catalog.home() == tmp_path / "home"
     assert catalog.home(tmp_path / "other") == tmp_path / "other"

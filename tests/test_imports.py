@@ -73,7 +73,7 @@ def within(name: str, packages: tuple[str, ...]) -> bool:
     ("package", "forbidden", "allowed"),
     [
         ("predictor", ("edgespec", "drafts", "torch", "transformers"), ()),
-        ("drafts", ("edgespec", "predictor"), ("edgespec.models", "edgespec.errors")),
+        ("drafts", ("edgespec", "predictor"), ("edgespec.models", "edgespec.errors", "edgespec.files")),
         ("edgespec/models", ("edgespec", "drafts", "predictor"), MODELS_MAY),
         ("edgespec/kernels", ("edgespec", "drafts", "predictor"), ("edgespec.kernels", "edgespec.errors")),
         ("edgespec/memory", ("edgespec.cli", "edgespec.engine", "edgespec.decoding", "predictor"), ()),

@@ -65,7 +65,7 @@ def complete(chat: Chat, text: str) -> tuple[int, list[str]]:
     name, space, argument = text[1:].partition(" ")
     if not space:
         return len(text), [f"/{word}" for word in COMMANDS if word.startswith(name)]
-    if name == "draft":
+    if name in ("draft", "drafts"):
         words = [*chat.engine.drafts, "auto", "off"]
     elif name == "set":
         words = [f"{word}=" for word in ("gamma", *SAMPLING)]
@@ -179,8 +179,8 @@ def _draft(chat: Chat, argument: str) -> None:
         return
     if not chat.engine.drafts:
         chat.notes.line("No draft is loaded: plain decoding.")
-    for name, status in chat.engine.drafts.items():
-        chat.notes.line(f"{name}: {status}")
+    for line in report.draft_table(chat.engine.draft_infos()):
+        chat.notes.line(line)
 
 
 def _save(chat: Chat, argument: str) -> None:
@@ -233,7 +233,9 @@ COMMANDS: dict[str, Command] = {
     "system": Command(_system, "[TEXT|off]", "show, set or remove the system message"),
     "set": Command(_set, "[NAME=VALUE]", "show or change sampling settings and gamma; VALUE default resets one"),
     "stats": Command(_stats, "", "counters of the last answer and of the chat"),
-    "draft": Command(_draft, "[NAME|auto|off]", "show the drafts, use one, let edgespec choose, or decode plainly"),
+    "draft": Command(
+        _draft, "[NAME|auto|off]", "show the drafts, use one, let edgespec choose, or decode plainly", ("drafts",)
+    ),
     "save": Command(_save, "FILE", "save system message, messages and settings"),
     "load": Command(_load, "FILE", "go on with a saved chat"),
     "read": Command(_read, "FILE", "put a text file before your next message"),

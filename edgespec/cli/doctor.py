@@ -208,8 +208,7 @@ def _model(args: argparse.Namespace) -> list[Check]:
 
     config = runtime.configured(args)
     name = config.model
-    known = catalog.find(name)
-    path = catalog.cached(known, home=config.home) if known is not None else _local_path(name)
+    path = catalog.located(name, home=config.home)
     if path is None:
         return [
             Check(
@@ -230,16 +229,28 @@ def _model(args: argparse.Namespace) -> list[Check]:
     return [Check("model", "ok", detail)]
 
 
-def _local_path(name: str) -> Path | None:
-    from edgespec import catalog, hub
+def _drafts(args: argparse.Namespace) -> list[Check]:
+    """The draft set of this model: manifests and lengths; `edgespec drafts verify` looks into the files."""
+    from drafts import zoo
+    from edgespec import catalog
+    from edgespec.loading import target_facts
 
-    path = Path(name).expanduser()
-    if path.exists():
-        return path
-    repo, _, filename = name.partition(":")
-    if hub.HUB_ID.fullmatch(repo):
-        return hub.cached(repo, filename or None)
-    return catalog.resolve(name)  # raises the sentence that says what is wrong with the name
+    config = runtime.configured(args)
+    facts = target_facts(config)
+    if facts is None:
+        return [Check("drafts", "ok", f"looked at when {config.model} is on this machine")]
+    entries = zoo.for_target(catalog.home(config.home), facts.fingerprint, facts.name)
+    if not entries:
+        detail = f"no set was made for {facts.name}; prompt lookup (ngram) alone is used"
+        return [Check("drafts", "ok", detail)]
+    good, bad = [], []
+    for entry in entries:
+        try:
+            good.append(zoo.usable(entry, facts, hashes=False).name)
+        except EdgespecError as error:
+            bad.append(Check("drafts", "warn", str(error), "edgespec drafts verify says more."))
+    size_text = size(sum(e.manifest.nbytes for e in entries if e.manifest is not None and e.name in good))
+    return [Check("drafts", "ok", f"{len(good)} for {facts.name}: {', '.join(good) or 'none'} ({size_text})"), *bad]
 
 
 def _lossless(args: argparse.Namespace) -> list[Check]:
@@ -275,4 +286,4 @@ def _read(path: str) -> str:
         return ""
 
 
-CHECKS = (_versions, _packages, _providers, _device, _memory, _cache, _configuration, _model, _lossless, _bits)
+CHECKS = (_versions, _packages, _providers, _device, _memory, _cache, _configuration, _model, _drafts, _lossless, _bits)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from edgespec import __version__
-from edgespec.cli import chat, demo, doctor, generate, pull, show_config
+from edgespec.cli import chat, demo, doctor, drafts, generate, pull, show_config
 from edgespec.cli.terminal import stderr, stdout
 from edgespec.errors import EdgespecError
 
@@ -55,6 +55,7 @@ def build_parser(argv: Sequence[str]) -> Parser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=Parser)
     for command in (generate, chat, demo, doctor, pull, show_config):
         command.add_parser(subparsers)
+    drafts.add_parser(subparsers, argv[1:2] if argv[:1] == ["drafts"] else ())
     if argv[:1] == ["bench"]:
         importlib.import_module("edgespec.bench.cli").add_parser(subparsers)
         subparsers.choices["bench"].set_defaults(run=_bench)
@@ -106,7 +107,7 @@ def _run(words: list[str], debug: bool) -> int:
         stdout().write(parser.format_help())
         return WRONG_INPUT
     if unknown:
-        parser.commands.get(args.command, parser).refuse_unknown(unknown)
+        (getattr(args, "parser", None) or parser.commands.get(args.command, parser)).refuse_unknown(unknown)
     _log_to_stderr(debug=debug, quiet=getattr(args, "quiet", False))
     return int(args.run(args))
 

@@ -36,6 +36,13 @@ def _switch(text: str) -> bool:
     return values[text.lower()]
 
 
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"wants names with commas between, such as code,ngram, not '{text}'")
+    return names
+
+
 def _bias(text: str) -> tuple[int, float]:
     token, equals, value = text.partition("=")
     if not equals:
@@ -173,7 +180,15 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--draft",
         action="append",
         metavar="NAME",
-        help="ngram, or the path or name of a draft; may be repeated; off = plain decoding",
+        help="auto, off, ngram, a draft or set of this model, or a path; may be repeated",
+    )
+    group.add_argument(
+        "--drafts",
+        action="extend",
+        type=_names,
+        dest="draft",
+        metavar="NAME,...",
+        help="the same, several names with commas between",
     )
     group.add_argument(
         "--gamma", type=_argument(gamma_value), metavar="N", help="draft tokens a round: auto, or 0 and up"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from edgespec.results import GenerationResult, GenerationStats
+
+if TYPE_CHECKING:
+    from edgespec.engine import DraftInfo
 
 PLAIN = "plain"
 
@@ -79,6 +83,13 @@ def details(stats: GenerationStats) -> list[str]:
         rows.append(("energy", f"{stats.energy_joules:.1f} J"))
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {value}" for name, value in rows]
+
+
+def draft_table(drafts: Sequence[DraftInfo]) -> list[str]:
+    """A line a draft: name, kind, domain, size in memory, state."""
+    rows = [(d.name, d.kind, d.domain or "-", size(d.nbytes) if d.nbytes else "-", d.status) for d in drafts]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)] if rows else []
+    return ["  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths)), row[4]]) for row in rows]
 
 
 def finish_note(result: GenerationResult, limit: int) -> str | None:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from operator import index
 from time import perf_counter_ns
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,14 @@ from edgespec.decoding.stopping import Answer
 from edgespec.results import GenerationResult, GenerationStats, TextDelta, TokenLogprob
 from predictor.planner import PLAIN, Candidate, Observation, Plan, Planner
 
-_SHADOW = 4  # tokens of a guess that is only compared
+
+class _Shadow(NamedTuple):
+    """A guess that is only compared, what it took, and how many tokens the draft had to read up on."""
+
+    candidate: Candidate
+    tokens: list[int]
+    seconds: float
+    unread: int
 
 
 class Generation:
@@ -215,6 +223,7 @@ class Generation:
             draft_seconds=(drafted - planned) * TO_SECONDS,
             target_seconds=(verified - drafted) * TO_SECONDS,
             caught_up=unread,
+            asked=plan.gamma if plan.draft is not None else 0,
         )
         self._learn(observation, shadows, emitted)
         end = perf_counter_ns()
@@ -235,14 +244,14 @@ class Generation:
         gamma = min(plan.gamma, limit)
         if plan.draft is None or gamma <= 0 or all(c.name != plan.draft for c in candidates):
             return PLAIN, candidates
-        return Plan(plan.draft, gamma), candidates
+        return Plan(plan.draft, gamma, plan.floor), candidates
 
     def _propose(self, plan: Plan) -> Proposal:
         """The draft's guesses, cleaned; nothing if it fails."""
         session, name = self.session, plan.draft
         assert name is not None
         try:
-            raw = session.draft(name).propose(session.tokens, plan.gamma, self._choose)
+            raw = session.draft(name).propose(session.tokens, plan.gamma, self._choose, floor=plan.floor)
             proposal = clean(raw, plan.gamma, self._pipeline)
         except Exception as error:
             session.draft_failed(name, error)
@@ -274,25 +283,28 @@ class Generation:
 
     # What the planner learns
 
-    def _guess_shadows(self, plan: Plan, candidates: Sequence[Candidate]) -> list[tuple[Candidate, list[int]]]:
-        """Guesses of free drafts that will not run, made before anything is judged."""
+    def _guess_shadows(self, plan: Plan, candidates: Sequence[Candidate]) -> list[_Shadow]:
+        """Guesses of drafts that will not run, made before anything is judged."""
         session, guessed = self.session, []
         for candidate in self._planner.shadows(plan, candidates):
+            begin = perf_counter_ns()
             try:
-                tokens = session.draft(candidate.name).propose(session.tokens, _SHADOW, self._choose).tokens
-                guessed.append((candidate, tokens))
+                unread = session.unread(candidate.name)
+                draft = session.draft(candidate.name)
+                tokens = draft.propose(session.tokens, candidate.shadow, self._choose).tokens
             except Exception as error:
                 session.draft_failed(candidate.name, error)
+            else:
+                guessed.append(_Shadow(candidate, tokens, (perf_counter_ns() - begin) * TO_SECONDS, unread))
         return guessed
 
-    def _learn(
-        self, observation: Observation, shadows: Iterable[tuple[Candidate, list[int]]], emitted: list[int]
-    ) -> None:
+    def _learn(self, observation: Observation, shadows: Iterable[_Shadow], emitted: list[int]) -> None:
         self._planner.observe(observation)
-        for candidate, guess in shadows:
+        for candidate, guess, seconds, unread in shadows:
             comparable = min(len(guess), len(emitted))
             right = next((i for i in range(comparable) if guess[i] != emitted[i]), comparable)
-            self._planner.credit(candidate, min(right + 1, comparable), right)
+            judged = min(right + 1, comparable)
+            self._planner.credit(candidate, judged, right, drafted=len(guess), seconds=seconds, caught_up=unread)
 
     def _trace(self, plan: Plan, draft: str | None, seen: Observation, stamps: Sequence[int]) -> None:
         event = self.session.tracer.event

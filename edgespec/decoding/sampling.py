@@ -174,15 +174,24 @@ class LogitsPipeline:
         The draft's row may be longer or shorter than the target's (padding, reduced vocabularies) and is cut or filled
         with -inf. q is the float32 row that the token was drawn from, None for an argmax. Raises InvalidLogits.
         """
+        return _DraftChoose(self, rng)
 
-        def choose(row: FloatArray, proposed: Sequence[int]) -> tuple[int, FloatArray | None]:
-            processed = self.process(self._fit(row), proposed)
-            if self.params.greedy:
-                return _best(processed, InvalidLogits), None
-            q = self._law(processed, InvalidLogits).astype(np.float32)
-            return draw(q, rng), q
+    @property
+    def bare_argmax(self) -> bool:
+        """Whether the next token is the raw row's best one among real tokens: greedy, and no processor changes it."""
+        changed = self._bias_ids.size or self._repeats or self._counted
+        ending = self._ending.size > 0 and self._generated < self.params.min_new_tokens
+        return self.params.greedy and not changed and not ending
 
-        return choose
+    def choose(
+        self, row: FloatArray, proposed: Sequence[int], rng: np.random.Generator
+    ) -> tuple[int, FloatArray | None]:
+        """A draft's token and the law it was drawn from, see `draft_choose`."""
+        processed = self.process(self._fit(row), proposed)
+        if self.params.greedy:
+            return _best(processed, InvalidLogits), None
+        q = self._law(processed, InvalidLogits).astype(np.float32)
+        return draw(q, rng), q
 
     def _fit(self, row: FloatArray) -> FloatArray:
         """A draft's row as a row of the target's length; ids the draft does not know become -inf."""
@@ -195,6 +204,23 @@ class LogitsPipeline:
         fitted = np.full(self.vocab_rows, -np.inf, np.float32)
         fitted[: len(known)] = known
         return fitted
+
+
+class _DraftChoose:
+    """`Choose` of one request."""
+
+    __slots__ = ("_pipeline", "_rng")
+
+    def __init__(self, pipeline: LogitsPipeline, rng: np.random.Generator) -> None:
+        self._pipeline = pipeline
+        self._rng = rng
+
+    @property
+    def argmax(self) -> bool:
+        return self._pipeline.bare_argmax
+
+    def __call__(self, row: FloatArray, proposed: Sequence[int], /) -> tuple[int, FloatArray | None]:
+        return self._pipeline.choose(row, proposed, self._rng)
 
 
 def draw(law: npt.NDArray[np.floating], rng: np.random.Generator) -> int:

@@ -9,8 +9,9 @@ from operator import index
 from typing import TYPE_CHECKING
 
 from drafts.base import Draft, DraftSession
+from drafts.states import DEFAULT_WINDOW, HiddenStates
 from edgespec.errors import EdgespecError, ModelError, PromptError
-from edgespec.models.base import Decoder, FloatArray, KVCache
+from edgespec.models.base import Decoder, FloatArray, ForwardOutput, KVCache
 from edgespec.telemetry.trace import NULL_TRACER, NullTracer, Tracer
 from predictor.planner import AutoPlanner, Candidate, Planner
 
@@ -31,6 +32,8 @@ class DraftStatus:
         self.draft = draft
         self.name = draft.name
         self.free = draft.kind == "ngram"
+        self.reads_hidden: bool = getattr(draft, "reads_hidden", False)
+        self.window: int = getattr(draft, "window", DEFAULT_WINDOW)  # of hidden states that it looks at
         self.reason: str | None = None
         self._failures = 0
         self._told = False
@@ -63,6 +66,7 @@ class Session:
     tokens: ids of the whole conversation. valid: how many leading ones have their right KV in the target's cache.
     `valid` is the single truth about the cache: it is raised last, after the work that makes it true, and every use of
     the cache starts by cropping to it. So an exception or Ctrl-C at any point costs a few recomputed tokens, no more.
+    The same holds for the target's hidden states, which are kept while some draft reads them.
 
     planner: None = an AutoPlanner of this session's own. eos_ids: None = what tokenizer and model say.
     context: positions to use at most, None = all the target has. chunk: prompt tokens of one forward.
@@ -95,6 +99,7 @@ class Session:
         self.turn = 0
         self._chunk = chunk
         self._cache: KVCache | None = None
+        self._states: HiddenStates | None = None
         self._open: dict[str, DraftSession] = {}
         self._read: dict[str, int] = {}  # how much of the conversation a draft had been given when it last proposed
 
@@ -137,6 +142,8 @@ class Session:
             except Exception as error:
                 self.draft_failed(name, error)
         self._read = {name: min(count, length) for name, count in self._read.items()}
+        if self._states is not None:
+            self._states.crop(length)
         self.valid = min(self.valid, length)
         del self.tokens[length:]
 
@@ -150,7 +157,7 @@ class Session:
             end = min(self.valid + self._chunk, len(self.tokens))
             with self.tracer.span("prefill", width=end - self.valid):
                 wanted = int(end == len(self.tokens))
-                logits = self.target.forward(self.tokens[self.valid : end], cache, logits=wanted).logits
+                logits = self._forward(self.tokens[self.valid : end], cache, wanted).logits
             self.valid = end
         return logits
 
@@ -160,13 +167,38 @@ class Session:
         The caller commits what stands: `tokens` first, `valid` last.
         """
         cache = self._cropped_cache()
-        return self.target.forward(self.tokens[self.valid :] + guesses, cache, logits=len(guesses) + 1).logits
+        return self._forward(self.tokens[self.valid :] + guesses, cache, len(guesses) + 1).logits
+
+    def _forward(self, tokens: list[int], cache: KVCache, logits: int) -> ForwardOutput:
+        """Run the target over what follows `valid`; rows of its last `logits` positions. Keeps hidden states if read.
+
+        Those of guesses are kept too, and are right as far as `valid` will be raised; the next use crops the others.
+        """
+        states = self._states_for_drafts()
+        output = self.target.forward(tokens, cache, logits=logits, hidden=states is not None)
+        if states is not None:
+            if output.hidden is None:
+                raise ModelError("The target gave no hidden states, which a draft needs; load it without that draft.")
+            states.write(self.valid, output.hidden)
+        return output
+
+    def _states_for_drafts(self) -> HiddenStates | None:
+        """Where hidden states go; None if no draft reads them."""
+        windows = [status.window for status in self.statuses.values() if status.reads_hidden and status.active]
+        if not windows:
+            return None
+        if self._states is None:
+            self._states = HiddenStates(self.target.spec.hidden_size)
+        self._states.widen(max(windows))
+        return self._states
 
     def _cropped_cache(self) -> KVCache:
         if self._cache is None:
             self._cache = self.target.new_cache(self.context)
         self.valid = min(self.valid, self._cache.length)
         self._cache.crop(self.valid)
+        if self._states is not None:
+            self._states.crop(self.valid)
         if self._cache.length != self.valid:
             raise ModelError(f"The target's cache has {self._cache.length} positions after a crop to {self.valid}.")
         return self._cache
@@ -186,7 +218,9 @@ class Session:
         """The draft's memory of this conversation, made when first needed."""
         opened = self._open.get(name)
         if opened is None:
-            opened = self._open[name] = self.statuses[name].draft.open()
+            status = self.statuses[name]
+            opened = status.draft.open(self._states_for_drafts()) if status.reads_hidden else status.draft.open()
+            self._open[name] = opened
         return opened
 
     def unread(self, name: str) -> int:
@@ -218,3 +252,4 @@ class Session:
             with suppress(Exception):
                 opened.close()
         self._open.clear()
+        self._states = None  # after the drafts that hold it

@@ -85,5 +85,17 @@ class Decoder(Protocol):
         If it raises, `cache.length` is as before.
         """
 
+    def embed(self, ids: Sequence[int]) -> FloatArray:
+        """The input embeddings of `ids`: float32 [n, hidden_size], as the first layer gets them.
+
+        Raises ValueError for ids outside the embedding, ModelError if they cannot be read. May run beside a `forward`.
+        """
+
+    def head_rows(self, ids: Sequence[int]) -> FloatArray:
+        """The LM head's rows for `ids`: float32 [n, hidden_size]; a hidden state times one is the token's logit.
+
+        Raises as `embed`.
+        """
+
     def close(self) -> None:
         """Release the weights. Further calls raise."""

@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import ConfigError, ModelError
-from edgespec.models.base import ForwardOutput, KVCache
+from edgespec.models.base import FloatArray, ForwardOutput, KVCache
 from edgespec.models.cpu import usable_threads
 from edgespec.models.onnx_cache import graph_folder
+from edgespec.models.onnx_rows import TableRows, embedding_rows, head_rows
 from edgespec.models.rope import rotary_tables
 from edgespec.models.spec import ModelSpec
 from edgespec.models.weights import WeightFile
@@ -95,6 +96,8 @@ class OnnxDecoder:
         assert folder is not None
         graph = graph_folder(weights, weight_format, folder)
         self._session: ort.InferenceSession | None = _session(graph, threads)
+        self._graph = graph
+        self._tables: dict[str, TableRows] = {}
         self.nbytes = (graph / "weights.bin").stat().st_size
         self._rotary = rotary_tables(self.spec, self.positions + 1)  # one for the row that pads a single one
 
@@ -127,9 +130,29 @@ class OnnxDecoder:
             cache.length += len(ids)
             return output
 
+    def embed(self, ids: Sequence[int]) -> FloatArray:
+        return self._table("embedding").rows(ids)
+
+    def head_rows(self, ids: Sequence[int]) -> FloatArray:
+        return self._table("embedding" if self.spec.tie_embeddings else "head").rows(ids)
+
+    def _table(self, name: str) -> TableRows:
+        """Rows of the embedding or the head, read from the converted graph: no second copy of it in memory."""
+        table = self._tables.get(name)
+        if table is None:
+            with self._lock:
+                if self._session is None:
+                    raise ModelError("the model is closed.")
+                find = embedding_rows if name == "embedding" else head_rows
+                table = self._tables.setdefault(name, find(self._graph))
+        return table
+
     def close(self) -> None:
         with self._lock:
             self._session = None
+            for table in self._tables.values():
+                table.close()
+            self._tables.clear()
             for cache in self._caches:
                 cache.bindings.clear()  # each holds the session, and with it the weights
         if self._scratch is not None:

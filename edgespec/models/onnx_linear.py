@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.models.onnx_writer import MICROSOFT, GraphWriter
+from edgespec.models.onnx_writer import MICROSOFT, GraphBuilder, GraphWriter
 from edgespec.models.weights import WeightFile
 
 BLOCK = 32
@@ -62,6 +62,23 @@ def load_blocks(weights: WeightFile, name: str, weight_format: str) -> Blocks | 
     if own.minimum is None:
         return Blocks(own.bits, own.q, own.scale, None)
     return Blocks(own.bits, own.q, own.scale, own.minimum + own.scale * np.float32(2 ** (own.bits - 1)))
+
+
+def block_product(
+    writer: GraphBuilder, x: str, weight: str, scale: str, shape: tuple[int, int], out: str, *, bits: int = 8
+) -> str:
+    """out = x @ matrix^T for a matrix of `shape` [rows, cols] whose numbers and scales are the named constants."""
+    return writer.node(
+        "MatMulNBits",
+        [x, weight, scale],
+        out,
+        domain=MICROSOFT,
+        K=shape[1],
+        N=shape[0],
+        bits=bits,
+        block_size=BLOCK,
+        accuracy_level=_INT8_ACTIVATIONS,
+    )
 
 
 class LinearBuilder:
@@ -114,17 +131,9 @@ class LinearBuilder:
         rows, count, _ = blocks.q.shape
         q = blocks.q if blocks.bits == 8 else blocks.q[..., 0::2] | (blocks.q[..., 1::2] << 4)
         weight = writer.constant(weight_name or f"{out}/q", q)
-        scaled = writer.node(
-            "MatMulNBits",
-            [x, weight, writer.constant(f"{out}/scale", blocks.scale.reshape(-1))],
-            out if blocks.shift is None else f"{out}/scaled",
-            domain=MICROSOFT,
-            K=count * BLOCK,
-            N=rows,
-            bits=blocks.bits,
-            block_size=BLOCK,
-            accuracy_level=_INT8_ACTIVATIONS,
-        )
+        scale = writer.constant(f"{out}/scale", blocks.scale.reshape(-1))
+        made = out if blocks.shift is None else f"{out}/scaled"
+        scaled = block_product(writer, x, weight, scale, (rows, count * BLOCK), made, bits=blocks.bits)
         if blocks.shift is None:
             return scaled
         shift = writer.constant(f"{out}/shift", blocks.shift.T)

@@ -1,4 +1,4 @@
-"""Writes an ONNX graph and its weights to disk tensor by tensor: never a second copy of the model in memory."""
+"""Builds ONNX graphs: small ones in memory, models on disk tensor by tensor (never a second copy in memory)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ _EMBEDDED_BYTES = 1024  # smaller constants live in the graph file itself
 _ALIGNMENT = 4096  # whole pages, so that ONNX Runtime can map each tensor by itself
 
 
-class GraphWriter:
-    """Collects nodes; constants go to the weight file as they come. Names of values are unique."""
+class GraphBuilder:
+    """Collects nodes and constants in memory. Names of values are unique."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._data: BinaryIO = open(folder / WEIGHTS_NAME, "wb")  # noqa: SIM115  closed by finish or abandon
+    def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
@@ -41,15 +39,42 @@ class GraphWriter:
 
     def constant(self, name: str, value: npt.NDArray[Any]) -> str:
         """Add a constant unless one of this name exists already; returns the name."""
-        if name in self._constants:
-            return name
-        value = np.ascontiguousarray(value)
-        if value.nbytes <= _EMBEDDED_BYTES:
-            tensor = numpy_helper.from_array(value, name)
-        else:
-            tensor = self._external(name, value)
-        self._constants[name] = tensor
+        if name not in self._constants:
+            self._constants[name] = self._stored(name, np.ascontiguousarray(value))
         return name
+
+    def _stored(self, name: str, value: npt.NDArray[Any]) -> onnx.TensorProto:
+        return numpy_helper.from_array(value, name)
+
+    def input(self, name: str, dtype: int, shape: Sequence[int | str]) -> str:
+        self._inputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
+        return name
+
+    def output(self, name: str, dtype: int, shape: Sequence[int | str]) -> None:
+        self._outputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
+
+    def model(self, name: str) -> bytes:
+        """The whole graph, as ONNX Runtime reads it."""
+        graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, list(self._constants.values()))
+        opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+        model = helper.make_model(graph, opset_imports=opsets, producer_name="edgespec")
+        model.ir_version = 10
+        serialised: bytes = model.SerializeToString()
+        return serialised
+
+
+class GraphWriter(GraphBuilder):
+    """A builder whose constants go to the weight file as they come."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._data: BinaryIO = open(folder / WEIGHTS_NAME, "wb")  # noqa: SIM115  closed by finish or abandon
+
+    def _stored(self, name: str, value: npt.NDArray[Any]) -> onnx.TensorProto:
+        if value.nbytes <= _EMBEDDED_BYTES:
+            return numpy_helper.from_array(value, name)
+        return self._external(name, value)
 
     def _external(self, name: str, value: npt.NDArray[Any]) -> onnx.TensorProto:
         self._data.write(b"\0" * (-self._data.tell() % _ALIGNMENT))
@@ -61,21 +86,10 @@ class GraphWriter:
         self._data.write(value.data.cast("B"))
         return tensor
 
-    def input(self, name: str, dtype: int, shape: Sequence[int | str]) -> str:
-        self._inputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
-        return name
-
-    def output(self, name: str, dtype: int, shape: Sequence[int | str]) -> None:
-        self._outputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
-
     def finish(self) -> None:
         """Write the graph file and make both files durable."""
-        graph = helper.make_graph(self._nodes, "decoder", self._inputs, self._outputs, list(self._constants.values()))
-        opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
-        model = helper.make_model(graph, opset_imports=opsets, producer_name="edgespec")
-        model.ir_version = 10
         with open(self._folder / GRAPH_NAME, "wb") as file:
-            file.write(model.SerializeToString())
+            file.write(self.model("decoder"))
             _to_disk(file)
         _to_disk(self._data)
         self._data.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,18 @@ from edgespec.models.files import (
 from edgespec.models.gguf_types import KINDS
 
 _MAX_HEADER = 100 << 20  # the format's own bound
-_FLOATS = ("F64", "F32", "F16", "BF16")
+_FLOATS = {name: KINDS[name].nbytes // KINDS[name].block for name in ("F64", "F32", "F16", "BF16")}
 
 
 class SafetensorsFile:
-    """An opened safetensors file. tensors: name -> `TensorEntry`; metadata: the header's `__metadata__` texts."""
+    """An opened safetensors file. tensors: name -> `TensorEntry`; metadata: the header's `__metadata__` texts.
 
-    def __init__(self, path: Path) -> None:
+    types: the number types that are expected, with their bytes; others are refused.
+    """
+
+    def __init__(self, path: Path, *, types: Mapping[str, int] = _FLOATS) -> None:
         self.path = path
+        self._types = types
         self.file = ReadOnlyFile(path)
         try:
             raw = self._header()
@@ -65,15 +71,15 @@ class SafetensorsFile:
             dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         except (TypeError, KeyError, ValueError):
             raise ModelError(f"{where} has a damaged header entry; fetch the file again.") from None
-        if not isinstance(dtype, str) or dtype not in _FLOATS:
+        if not isinstance(dtype, str) or dtype not in self._types:
             raise ModelError(
-                f"{where} has type {str(dtype)[:40]}, which is not supported ({', '.join(_FLOATS)} are); "
+                f"{where} has type {str(dtype)[:40]}, which is not supported ({', '.join(self._types)} are); "
                 "use an unquantised checkpoint or a GGUF file."
             )
         numbers = [*shape, begin, end] if isinstance(shape, list) else [None]
         if not all(type(n) is int and 0 <= n < 1 << 48 for n in numbers) or len(shape) > 8 or begin > end:
             raise ModelError(f"{where} has a damaged shape or position; fetch the file again.")
-        nbytes = KINDS[dtype].size(tuple(shape))
+        nbytes = prod(shape) * self._types[dtype]
         if end - begin != nbytes:
             raise ModelError(f"{where} has shape {shape} ({nbytes} bytes as {dtype}) but occupies {end - begin} bytes.")
         return TensorEntry(name, self.file, dtype, tuple(shape), data_start + begin, nbytes)

@@ -7,7 +7,7 @@ rotary tables) with shapes known before it starts; the only host synchronisation
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -169,6 +169,20 @@ class TorchDecoder:
             cache.advance(len(ids))  # last of all: whatever failed before leaves the cache as it was
             return output
 
+    def embed(self, ids: Sequence[int]) -> np.ndarray:
+        """The input embeddings of `ids`: float32 [n, hidden_size] (see `Decoder.embed`)."""
+        return self._rows(lambda: self._embedding, ids)
+
+    def head_rows(self, ids: Sequence[int]) -> np.ndarray:
+        """The LM head's rows for `ids`: float32 [n, hidden_size] (see `Decoder.head_rows`)."""
+        return self._rows(lambda: self._head, ids)
+
+    def _rows(self, table: Callable[[], Tensor], ids: Sequence[int]) -> np.ndarray:
+        checked = self._checked_ids(ids)
+        with self._lock, torch.inference_mode():
+            self._check_open()
+            return _to_numpy(F.embedding(torch.from_numpy(checked).to(self.device), table()))
+
     def close(self) -> None:
         """Release the weights. Further calls raise ModelError."""
         with self._lock:
@@ -213,7 +227,7 @@ class TorchDecoder:
     def _checked_ids(self, tokens: Sequence[int]) -> np.ndarray:
         ids = np.asarray(tokens)
         if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-            raise ValueError("forward needs a flat, non-empty sequence of integer token ids")
+            raise ValueError("token ids must be a flat, non-empty sequence of integers")
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self.spec.vocab_size:
             wrong = low if low < 0 else high

@@ -51,6 +51,8 @@ FLAGS: list[tuple[list[str], str, str, Any]] = [
     (["--draft", "ngram"], "engine", "drafts", ("ngram",)),
     (["--draft", "ngram", "--draft", "code"], "engine", "drafts", ("ngram", "code")),
     (["--draft", "off"], "engine", "drafts", ()),
+    (["--drafts", "code, ngram", "--draft", "math"], "engine", "drafts", ("code", "ngram", "math")),
+    (["--drafts", "off"], "engine", "drafts", ()),
     (["--gamma", "3"], "engine", "gamma", 3),
     (["--gamma", "0"], "engine", "gamma", 0),
     (["--threads", "3"], "engine", "threads", 3),

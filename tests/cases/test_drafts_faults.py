@@ -179,7 +179,7 @@ def test_rows_that_cannot_be_sampled_from(
 
 def test_a_row_that_is_no_distribution_never_judges(caplog: pytest.LogCaptureFixture) -> None:
     class Liar(ScriptedDraft):
-        def propose(self, tokens: Any, gamma: int, choose: Any) -> Proposal:
+        def propose(self, tokens: Any, gamma: int, choose: Any, *, floor: float = 0.0) -> Proposal:
             row = np.full(60, 0.5, np.float32)
             return Proposal([9] * gamma, [row] * gamma)
 

@@ -55,7 +55,7 @@ def test_b013_b062_padding_rows_are_masked_everywhere(
     chosen: list[int] = []
     propose = type(StandaloneDraft("x", draft, REAL).open()).propose
 
-    def watched(self: Any, tokens: Any, gamma: int, choose: Any) -> Any:
+    def watched(self: Any, tokens: Any, gamma: int, choose: Any, *, floor: float = 0.0) -> Any:
         proposal = propose(self, tokens, gamma, choose)
         chosen.extend(proposal.tokens)
         assert all(row is None or (len(row) == target_rows and not row[REAL:].any()) for row in proposal.rows)

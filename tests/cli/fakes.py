@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from edgespec.config import RuntimeConfig
+from edgespec.engine import DraftInfo
 from edgespec.errors import DraftError
 from edgespec.results import GenerationResult, GenerationStats, TextDelta, TokenLogprob
 
@@ -77,6 +78,9 @@ class FakeEngine:
         if name not in (*self.drafts, "auto", "off"):
             raise DraftError(f"There is no draft '{name}'; loaded are {', '.join(self.drafts)}.")
         self.used = name
+
+    def draft_infos(self) -> list[DraftInfo]:
+        return [DraftInfo(name, "ngram", "", 0, status) for name, status in self.drafts.items()]
 
     def stream(self, prompt: Any, params: Any = None, *, raw: bool = False) -> FakeStream:
         self.requests.append({"prompt": prompt, "params": params, "raw": raw, "gamma": self.gamma, "draft": self.used})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -248,7 +249,7 @@ def test_set_gamma(engine: type[FakeEngine], talk: Talk) -> None:
 def test_draft_shows_and_chooses(engine: type[FakeEngine], talk: Talk) -> None:
     engine.reset(Script(drafts={"ngram": "active", "code": "failed: it is cut short"}))
     err = talk("/draft", "/draft off", "a", "/draft ngram", "b", "/draft auto", "c")[2]
-    assert "code: failed: it is cut short" in err
+    assert re.search(r"^code +ngram +- +- +failed: it is cut short$", err, re.MULTILINE)
     assert "code (failed)" in err
     assert [request["draft"] for request in engine.requests] == ["off", "ngram", "auto"]
 

@@ -86,7 +86,7 @@ def test_the_draft_draws_from_its_own_stream(text: list[int]) -> None:
     drawn: list[int] = []
 
     class Drawing(ScriptedDraft):
-        def propose(self, tokens: Sequence[int], gamma: int, choose: Choose) -> Proposal:
+        def propose(self, tokens: Sequence[int], gamma: int, choose: Choose, *, floor: float = 0.0) -> Proposal:
             drawn.extend(choose(np.zeros(TOKENS, np.float32), [])[0] for _ in range(5))
             return Proposal()
 

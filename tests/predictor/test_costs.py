@@ -103,3 +103,24 @@ def test_saved_and_loaded() -> None:
 def test_damaged_files_are_refused(data: object) -> None:
     with pytest.raises(ValueError):
         CostTable.from_json(data)  # type: ignore[arg-type]
+
+
+def test_drafts_that_take_the_same_time_are_timed_together() -> None:
+    table = CostTable({1: 1.0}, {"head-32": 0.04})
+    assert not table.knows("code")
+    for name in ("code", "math"):
+        table.file_under(name, "head-32")
+        assert table.knows(name)
+    for _ in range(50):
+        table.observe_draft("code", 0.08)
+    assert table.draft("math") == pytest.approx(0.08, rel=0.02)
+    assert table.to_json()["drafts"].keys() == {"head-32"}
+    assert table.draft("other") == 0.1
+
+
+def test_one_busy_moment_at_the_start_does_not_last() -> None:
+    table = CostTable({1: 1.0})
+    table.observe_draft("code", 0.5)
+    for _ in range(5):
+        table.observe_draft("code", 0.05)
+    assert table.draft("code") < 0.2

@@ -119,7 +119,7 @@ def test_a_free_draft_that_does_not_pay_is_watched_at_no_cost_and_returns_withou
 
 def test_probes_of_many_drafts_stay_within_their_share_and_reach_every_one() -> None:
     drafts = [Candidate(f"d{i}", 1) for i in range(6)]
-    planner = AutoPlanner(CostTable(LINEAR, {c.name: 0.1 for c in drafts}))
+    planner = AutoPlanner(CostTable(LINEAR, {c.name: 0.2 for c in drafts}))  # too dear for shadows
     plans = play(planner, drafts, False, 2000)
     probes = [plan for plan in plans if plan.gamma]
     assert {plan.draft for plan in probes} == {c.name for c in drafts}
@@ -188,11 +188,12 @@ def test_only_one_of_them() -> None:
     assert only.seeded().plan([Candidate("other", 3), Candidate("model", 1)], 9) == Plan("model", 3)
     assert only.plan([NGRAM, MODEL], 8).draft == "model"
     assert only.plan([NGRAM], 8) == PLAIN
-    assert list(only.shadows(PLAIN, [NGRAM, MODEL])) == []
+    assert [(c.name, c.free) for c in only.shadows(PLAIN, [NGRAM, MODEL])] == [("model", False)]
+    assert list(only.shadows(Plan("model", 1), [NGRAM, MODEL])) == []
     assert list(OnlyPlanner(auto, "ngram").shadows(PLAIN, [NGRAM, MODEL])) == [NGRAM]
     for _ in range(50):  # what it sees, the other learns
         only.observe(Observation("model", 1, 1, 1, 0, 2, 0.01, 1.0))
-        only.credit(NGRAM, 1, 0)
+        only.credit(NGRAM, 1, 0, drafted=1, seconds=0.0, caught_up=1)
     assert auto._arm("model", 1).rates()[0] < 0.1
     assert auto._arm("ngram", 3).rates()[0] < 0.1
     fixed = FixedPlanner(None, 2)

@@ -33,7 +33,7 @@ class ToyCache:
     def __init__(self, capacity: int) -> None:
         self.entries: list[np.ndarray] = []
         self.capacity = capacity
-        self.handed_out: np.ndarray | None = None
+        self.handed_out: list[np.ndarray] = []
 
     @property
     def length(self) -> int:
@@ -114,8 +114,8 @@ class ToyDecoder:
         if cache.length + len(tokens) > min(cache.capacity, self.spec.max_positions):
             raise ModelError("the cache is full")
         self.calls.append(list(tokens))
-        if cache.handed_out is not None:
-            cache.handed_out.fill(np.nan)  # what the last forward returned was only a view
+        for array in cache.handed_out:
+            array.fill(np.nan)  # what the last forward returned were only views
         begin = cache.length
         for token in tokens:
             cache.entries.append(self._embedding[token] + self._positions[cache.length])
@@ -123,9 +123,24 @@ class ToyDecoder:
         rows = [self._row(cache.entries[: end + 1]) for end in range(begin, cache.length)]
         rows = rows[len(rows) - wanted :]
         out = np.array(rows, np.float32).reshape(wanted, self.spec.vocab_size)
-        cache.handed_out = out
+        cache.handed_out = [out]
+        states = None
+        if hidden:
+            states = np.array([self._state(cache.entries[: end + 1]) for end in range(begin, cache.length)], np.float32)
+            cache.handed_out.append(states)
         self.after()
-        return ForwardOutput(out)
+        return ForwardOutput(out, states)
+
+    def hidden_states(self, tokens: Sequence[int]) -> np.ndarray:
+        """What `forward` must give for a whole text: float32 [len(tokens), hidden_size]."""
+        entries = [self._embedding[token] + self._positions[at] for at, token in enumerate(tokens)]
+        return np.array([self._state(entries[: end + 1]) for end in range(len(entries))], np.float32)
+
+    def embed(self, ids: Sequence[int]) -> np.ndarray:
+        return self._embedding[np.asarray(ids)]
+
+    def head_rows(self, ids: Sequence[int]) -> np.ndarray:
+        return self._head[np.asarray(ids)]
 
     def holds(self, cache: ToyCache, tokens: Sequence[int]) -> bool:
         """True if the first positions in `cache` are exactly those of `tokens`."""
@@ -133,10 +148,13 @@ class ToyDecoder:
         return cache.length >= len(tokens) and all(map(np.array_equal, cache.entries, made))
 
     def _row(self, entries: list[np.ndarray]) -> np.ndarray:
+        return self._head @ self._state(entries)
+
+    def _state(self, entries: list[np.ndarray]) -> np.ndarray:
         if self._window is not None:
             entries = entries[-self._window :]
         decay = np.float32(0.7) ** np.arange(len(entries) - 1, -1, -1, dtype=np.float32)
-        return self._head @ np.tanh(decay @ np.stack(entries))
+        return np.tanh(decay @ np.stack(entries))
 
     def close(self) -> None:
         self.closed = True
@@ -218,7 +236,7 @@ class ScriptedDraft:
     def level(self, tokens: Sequence[int]) -> int:
         return self.level_value
 
-    def propose(self, tokens: Sequence[int], gamma: int, choose: Choose) -> Proposal:
+    def propose(self, tokens: Sequence[int], gamma: int, choose: Choose, *, floor: float = 0.0) -> Proposal:
         self.calls.append((len(tokens), gamma))
         guess = list(self.script(tokens, gamma))
         return Proposal(guess, [None] * len(guess))
@@ -326,7 +344,7 @@ class ScheduledPlanner:
     def observe(self, observation: Observation) -> None:
         self.seen.append(observation)
 
-    def credit(self, candidate: Candidate, proposed: int, accepted: int) -> None:
+    def credit(self, candidate: Candidate, proposed: int, accepted: int, **measured: Any) -> None:
         self.credits.append((candidate, proposed, accepted))
 
 

@@ -1,0 +1,308 @@
+"""Draft sets: folders of drafts that were made for one target. Found, read and checked here, and heads loaded.
+
+A set is a folder `<root>/<target>/` whose subfolders are drafts, each with a draft.toml. The shipped sets lie beside
+this file in `zoo/`, the ones a user trains under `drafts/` of the home folder. Whom a draft serves is told by the
+fingerprint in its manifest; the set's folder name is only a name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drafts.manifest import MANIFEST, Manifest, own_file
+from edgespec.errors import DraftError, EdgespecError
+
+if TYPE_CHECKING:
+    from drafts.head import HeadDraft, HeadSpec, HeadWeights
+    from edgespec.models.base import Decoder
+    from edgespec.models.tokenizer import Tokenizer
+
+BUILT_IN = Path(__file__).with_name("zoo")
+HEAD_FILE = "head.safetensors"
+_MOST_FOLDERS = 1000  # of a set or a root; more than that is some other folder
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """What a draft must fit. vocab_size: rows of logits. tokenizer: its fingerprint, None leaves that check out."""
+
+    name: str
+    fingerprint: str
+    hidden_size: int
+    vocab_size: int
+    tokenizer: str | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One draft folder. manifest is None where it cannot be read; `problem` says why, or why it cannot be used."""
+
+    folder: Path
+    manifest: Manifest | None = None
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.folder.name if self.manifest is None else self.manifest.name
+
+    @property
+    def set_name(self) -> str:
+        return self.folder.parent.name
+
+
+@dataclass(frozen=True)
+class DraftSet:
+    """One set with its drafts by name. problem: why the folder cannot be read, or ""."""
+
+    folder: Path
+    entries: tuple[Entry, ...]
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def serves(self, fingerprint: str) -> bool:
+        """Whether one of its drafts was made for that target."""
+        return any(e.manifest is not None and e.manifest.target.fingerprint == fingerprint for e in self.entries)
+
+
+def roots(home: Path | None) -> list[Path]:
+    """Where sets are looked for, in order: the user's own before the shipped ones."""
+    return [*([] if home is None else [home / "drafts"]), BUILT_IN]
+
+
+def sets(home: Path | None = None, fingerprint: str | None = None) -> list[DraftSet]:
+    """All draft sets, or those with a draft for the target of that weight fingerprint. Never raises."""
+    found = []
+    for root in roots(home):
+        folders, _ = _subfolders(root)
+        found += [read_set(folder) for folder in folders]
+    found = [each for each in found if each.entries or each.problem]
+    return found if fingerprint is None else [each for each in found if each.serves(fingerprint)]
+
+
+def read_set(folder: Path) -> DraftSet:
+    """The drafts in the subfolders that have a draft.toml. Never raises: what cannot be read is noted."""
+    folders, problem = _subfolders(folder)
+    return DraftSet(folder, tuple(_without_doubles(filter(None, map(_entry_if_any, folders)))), problem)
+
+
+def read_entry(folder: Path) -> Entry:
+    """The draft in a folder; a manifest that cannot be used is noted as its `problem`."""
+    try:
+        return Entry(folder, Manifest.read(folder))
+    except DraftError as error:
+        return Entry(folder, None, str(error))
+
+
+def for_target(home: Path | None, fingerprint: str, name: str = "") -> list[Entry]:
+    """The drafts of the sets made for this target, each name once (the user's own first), the general ones leading.
+
+    Damaged ones of such a set, or of a set called `name` (the target's), are among them, with their problem; intact
+    ones for other targets are not.
+    """
+    chosen: dict[str, Entry] = {}
+    for each in sets(home):
+        if each.serves(fingerprint) or (name and each.name == name):
+            for entry in each.entries:
+                if entry.manifest is None or entry.manifest.target.fingerprint == fingerprint:
+                    known = chosen.get(entry.name)
+                    if known is None or (known.problem and not entry.problem):
+                        chosen[entry.name] = entry
+    return sorted(chosen.values(), key=_general_first)
+
+
+def check(manifest: Manifest, target: TargetFacts) -> None:
+    """Raise DraftError, with the reason, for a draft that was made for another target."""
+    made, draft = manifest.target, f"draft {manifest.name}"
+    if target.tokenizer is not None and made.tokenizer != target.tokenizer:
+        raise DraftError(
+            f"{draft} was made with another tokenizer ({made.tokenizer[:12]}..., the target's is "
+            f"{target.tokenizer[:12]}...); use a draft made for this target"
+        )
+    if manifest.kind == "head" and made.hidden_size != target.hidden_size:
+        raise DraftError(
+            f"{draft} reads hidden states of size {made.hidden_size}, but the target's have {target.hidden_size}; "
+            "use a draft made for this target"
+        )
+    if made.fingerprint != target.fingerprint:
+        raise DraftError(
+            f"{draft} was made for another target, {made.name} (weights {made.fingerprint[:12]}..., these are "
+            f"{target.fingerprint[:12]}...); make one for this target with 'edgespec drafts train'"
+        )
+    if made.vocab_size != target.vocab_size:
+        raise DraftError(
+            f"{draft} was made for {made.vocab_size} rows of logits, but the target has {target.vocab_size}; "
+            "make the draft again"
+        )
+
+
+def usable(entry: Entry, target: TargetFacts, *, hashes: bool = True) -> Manifest:
+    """The manifest of a draft that is whole and fits the target; DraftError says what is wrong with any other."""
+    if entry.manifest is None or entry.problem:
+        raise DraftError(entry.problem)
+    check(entry.manifest, target)
+    entry.manifest.verify(entry.folder, hashes=hashes)
+    return entry.manifest
+
+
+def head_spec(manifest: Manifest) -> HeadSpec:
+    """The architecture of a head. Raises DraftError if its numbers are no head's, or not this target's."""
+    from drafts.head import HeadSpec
+
+    spec = HeadSpec.from_mapping(manifest.architecture)
+    if spec.hidden_size != manifest.target.hidden_size:
+        raise DraftError(
+            f"draft {manifest.name}: its architecture has hidden_size {spec.hidden_size}, its target "
+            f"{manifest.target.hidden_size}; make the draft again"
+        )
+    if HEAD_FILE not in manifest.files:
+        raise DraftError(f"draft {manifest.name}: its manifest lists no {HEAD_FILE}; make the draft again")
+    return spec
+
+
+def read_head(entry: Entry, manifest: Manifest) -> HeadWeights:
+    """A head's weights, checked against its manifest. Raises DraftError."""
+    from drafts.head import HeadFile
+
+    path = own_file(entry.folder, HEAD_FILE)
+    weights = HeadFile.read(path, head_spec(manifest))
+    last, rows = int(weights.vocab[-1]), manifest.target.vocab_size
+    if last >= rows:
+        raise DraftError(f"{path}: proposes token {last}, but the target has {rows} rows; make the draft again")
+    return weights
+
+
+def load(
+    entry: Entry, target: Decoder, facts: TargetFacts, *, name: str | None = None, threads: int | None = None
+) -> HeadDraft:
+    """The head draft in a folder, ready for `target`. Raises DraftError for whatever is not as it must be."""
+    from drafts.head import HeadDraft
+
+    manifest = usable(entry, facts)
+    if manifest.kind != "head":
+        raise DraftError(f"draft {manifest.name} is a {manifest.kind} checkpoint, not a head")
+    if not all(hasattr(target, need) for need in ("embed", "head_rows")):
+        raise DraftError(f"draft {manifest.name} reads the target's hidden states, which this engine does not give")
+    weights = read_head(entry, manifest)
+    temperature = 1.0 if manifest.confidence is None else manifest.confidence.temperature
+    return HeadDraft(
+        name or manifest.name,
+        weights.spec,
+        weights,
+        target,
+        temperature=temperature,
+        threads=threads,
+        domain=manifest.domain,
+    )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check of a draft: what was looked at, whether it holds, and what was seen."""
+
+    check: str
+    ok: bool
+    detail: str
+
+
+def verify(entry: Entry, target: TargetFacts | None, tokenizer: Tokenizer | None = None) -> Iterator[Finding]:
+    """The checks that need no running model, one after the other; the first that fails is the last.
+
+    target: None leaves out the comparison with it. tokenizer: the target's, to compare a standalone draft's own with.
+    """
+    manifest = entry.manifest
+    if manifest is None or entry.problem:
+        yield Finding("manifest", False, entry.problem)
+        return
+    yield Finding("manifest", True, f"format 1, {manifest.kind}, {manifest.domain}")
+    steps = (
+        ("files", lambda: _files(entry, manifest)),
+        ("target", lambda: _target(manifest, target)),
+        ("weights", lambda: _weights(entry, manifest, target, tokenizer)),
+    )
+    for name, step in steps:
+        try:
+            detail = step()
+        except (EdgespecError, OSError) as error:
+            yield Finding(name, False, str(error))
+            return
+        yield Finding(name, True, detail)
+
+
+def _files(entry: Entry, manifest: Manifest) -> str:
+    manifest.verify(entry.folder)
+    return f"{len(manifest.files)} with {manifest.nbytes} bytes, sha256 as written"
+
+
+def _target(manifest: Manifest, target: TargetFacts | None) -> str:
+    if target is None:
+        return f"made for {manifest.target.name}; not compared, the model is not on this machine"
+    check(manifest, target)
+    return f"made for {manifest.target.name}, which this is"
+
+
+def _weights(entry: Entry, manifest: Manifest, target: TargetFacts | None, tokenizer: Tokenizer | None) -> str:
+    if manifest.kind == "head":
+        weights = read_head(entry, manifest)
+        parameters, rows = weights.spec.parameters, manifest.target.vocab_size
+        return f"{parameters} numbers, {len(weights.vocab)} tokens of the target's {rows}"
+    from edgespec.models.tokenizer import compare_vocabularies, load_tokenizer
+    from edgespec.models.weights import open_weights
+
+    with open_weights(entry.folder) as opened:
+        detail = f"{opened.spec.architecture}, {opened.spec.num_layers} layers"
+    if tokenizer is not None:
+        compare_vocabularies(tokenizer, load_tokenizer(entry.folder))
+        detail += ", the target's vocabulary"
+    return detail
+
+
+def _entry_if_any(folder: Path) -> Entry | None:
+    """None for a folder that has no draft.toml, such as one of a training run that is not done."""
+    try:
+        os.lstat(folder / MANIFEST)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return Entry(folder, None, f"{folder}: cannot be read ({error.strerror})")
+    return read_entry(folder)
+
+
+def _without_doubles(entries: Iterable[Entry]) -> Iterator[Entry]:
+    taken: dict[str, Path] = {}
+    for entry in entries:
+        first = taken.setdefault(entry.name, entry.folder)
+        if first != entry.folder:
+            problem = f"{entry.folder}: its name {entry.name} is that of {first} too; rename one of them"
+            entry = replace(entry, problem=entry.problem or problem)
+        yield entry
+
+
+def _subfolders(folder: Path) -> tuple[list[Path], str]:
+    """The visible folders in a folder, by name; none if it is not there. Also why it cannot be read, or ""."""
+    try:
+        found = sorted(e.name for e in os.scandir(folder) if not e.name.startswith((".", "__")) and _is_folder(e))
+    except (FileNotFoundError, NotADirectoryError):
+        return [], ""
+    except OSError as error:
+        return [], f"{folder}: cannot be read ({error.strerror})"
+    if len(found) > _MOST_FOLDERS:
+        return [], f"{folder}: holds {len(found)} folders, so it is no draft set"
+    return [folder / name for name in found], ""
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a loop of links
+        return False
+
+
+def _general_first(entry: Entry) -> tuple[bool, str]:
+    return (entry.manifest is None or entry.manifest.domain != "general", entry.name)

@@ -1,0 +1,216 @@
+"""From what a user calls drafts ("auto", names, sets, paths, checkpoints) to loaded drafts that fit the target."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drafts import zoo
+from drafts.base import Draft, DraftSession
+from drafts.manifest import MANIFEST, RESERVED, Manifest
+from drafts.ngram import NgramDraft
+from drafts.standalone import StandaloneDraft
+from drafts.zoo import Entry
+from edgespec import catalog
+from edgespec.config import RuntimeConfig
+from edgespec.decoding.session import DraftStatus
+from edgespec.errors import CatalogError, DraftError
+from edgespec.loading import Target, check_memory, device_of, position_bytes, threads_of, tokenizer_of
+from edgespec.models.build import build_decoder, planned_bytes
+from edgespec.models.tokenizer import compare_vocabularies
+from edgespec.models.weights import open_weights
+
+if TYPE_CHECKING:
+    from drafts.head import HeadSpec
+    from drafts.states import HiddenStates
+    from edgespec.download import Progress
+
+
+@dataclass(frozen=True)
+class LoadedDraft:
+    """A draft with its health, and the folder of a set it came from (None for ngram and plain checkpoints)."""
+
+    status: DraftStatus
+    entry: Entry | None = None
+
+    @property
+    def manifest(self) -> Manifest | None:
+        return None if self.entry is None else self.entry.manifest
+
+
+def load_drafts(config: RuntimeConfig, target: Target, progress: Progress | None) -> Iterator[LoadedDraft]:
+    """All drafts of the configuration, sets expanded. One that cannot be used has its reason in the status."""
+    taken: set[str] = set()
+    for source in _sources(config, target):
+        loaded = _load(source, config, target, progress, taken)
+        if loaded.status.name not in taken:  # ngram, asked for twice
+            taken.add(loaded.status.name)
+            yield loaded
+
+
+def load_draft(
+    name: str, config: RuntimeConfig, target: Target, progress: Progress | None, *, taken: Collection[str] = ()
+) -> LoadedDraft:
+    """The one draft `name`: "ngram", a draft of this target's set, a draft folder, or a checkpoint.
+
+    taken: names that other drafts have already; this one gets another. Failures are noted in the status.
+    """
+    sources = named(name, config, target)
+    if len(sources) != 1:
+        several = ", ".join(source if isinstance(source, str) else source.name for source in sources)
+        return _failed(name, DraftError(f"{name} is a set of drafts ({several}); name one of them"), None)
+    return _load(sources[0], config, target, progress, taken)
+
+
+def named(name: str, config: RuntimeConfig, target: Target) -> list[str | Entry]:
+    """What a name means: drafts of sets, or the name itself where it is no draft of one.
+
+    In this order: "ngram"; a draft of this target's set; a set; a draft folder or the folder of a set; a draft of
+    another target's set (which is then refused with the reason); else a checkpoint by path, catalogue name or hub id.
+    """
+    if name == "ngram":
+        return [name]
+    home, facts = catalog.home(config.home), target.facts
+    own = [entry for entry in zoo.for_target(home, facts.fingerprint, facts.name) if entry.name == name]
+    if own:
+        return [own[0]]
+    sets = zoo.sets(home)
+    for each in sets:
+        if each.name == name and each.entries:
+            # Of a set with drafts for this target, only those: the rest is not meant.
+            ours = zoo.for_target(home, facts.fingerprint) if each.serves(facts.fingerprint) else []
+            return [e for e in ours if e.folder.parent == each.folder] or list(each.entries)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if (path / MANIFEST).exists():
+            return [zoo.read_entry(path)]
+        return list(zoo.read_set(path).entries) or [name]
+    others = [entry for each in sets for entry in each.entries if entry.name == name]
+    return [others[0]] if others else [name]
+
+
+def draft_label(name: str, taken: Collection[str]) -> str:
+    """A short name for the draft at a path or hub id: its last part, numbered if it is taken or a word of its own."""
+    label = re.sub(r"\.(gguf|safetensors)$", "", re.split(r"[/\\:]", name.rstrip("/\\"))[-1]) or "draft"
+    found, number = label, 2
+    while found in taken or found in RESERVED:
+        found, number = f"{label}-{number}", number + 1
+    return found
+
+
+def head_bytes(spec: HeadSpec) -> dict[str, int]:
+    """Bytes that a head will take, known before it is read: its weights, its rows of the target's tables, one window.
+
+    Weights and rows are held in 8-bit blocks, twice: as they are and as ONNX Runtime arranges them. The rows are those
+    of the embedding and of the LM head, and the embedding's in float32 while the graph is built.
+    """
+    block = 2 * (1 + 4 / 32)
+    row = 2 * spec.num_kv_heads * spec.head_dim + spec.hidden_size  # keys, values, and the target's hidden state
+    return {
+        "weights": int(block * spec.parameters),
+        "vocabulary": int((2 * block + 4) * spec.vocab_rows * spec.hidden_size),
+        "window": 4 * 3 * spec.window * row,  # buffers span a few windows, so that they are rarely moved
+    }
+
+
+def _sources(config: RuntimeConfig, target: Target) -> list[str | Entry]:
+    if config.drafts == "auto":
+        return ["ngram", *zoo.for_target(catalog.home(config.home), target.facts.fingerprint, target.facts.name)]
+    found: list[str | Entry] = []
+    for name in config.drafts:
+        found += [each for each in named(name, config, target) if isinstance(each, str) or each not in found]
+    return found
+
+
+def _load(
+    source: str | Entry, config: RuntimeConfig, target: Target, progress: Progress | None, taken: Collection[str]
+) -> LoadedDraft:
+    if source == "ngram":
+        return LoadedDraft(DraftStatus(NgramDraft()))
+    entry = source if isinstance(source, Entry) else None
+    label = draft_label(source if isinstance(source, str) else source.name, taken)
+    try:
+        draft: Draft
+        if isinstance(source, str):
+            draft = _checkpoint(label, source, config, target, progress)
+        else:
+            draft = _of_set(label, source, config, target)
+        return LoadedDraft(DraftStatus(draft), entry)
+    except Exception as error:  # whatever a broken file raises anywhere: a draft can only cost speed
+        return _failed(label, error, entry)
+
+
+def _failed(label: str, error: Exception, entry: Entry | None) -> LoadedDraft:
+    kind = "standalone" if entry is None or entry.manifest is None else entry.manifest.kind
+    status = DraftStatus(_Unusable(label, kind))
+    status.failed(error)
+    status.reason = status.reason or f"{type(error).__name__}: {error}"  # loading is not tried again
+    return LoadedDraft(status, entry)
+
+
+class _Unusable:
+    """Stands for a draft that could not be loaded, so that its status can be shown."""
+
+    nbytes = 0
+    reads_hidden = False
+
+    def __init__(self, name: str, kind: str) -> None:
+        self.name = name
+        self.kind = kind
+
+    def open(self, states: HiddenStates | None = None) -> DraftSession:
+        raise DraftError(f"draft {self.name} was not loaded")
+
+    def close(self) -> None:
+        pass
+
+
+def _of_set(label: str, entry: Entry, config: RuntimeConfig, target: Target) -> Draft:
+    manifest = zoo.usable(entry, target.facts, hashes=False)
+    if manifest.kind == "standalone":
+        zoo.usable(entry, target.facts)
+        return _standalone(label, entry.folder, config, target)
+    own = {f"draft {label}": sum(head_bytes(zoo.head_spec(manifest)).values())}
+    check_memory(config, own, target.planned)
+    draft = zoo.load(entry, target.decoder, target.facts, name=label, threads=threads_of(config))
+    target.planned |= own
+    return draft
+
+
+def _checkpoint(
+    label: str, name: str, config: RuntimeConfig, target: Target, progress: Progress | None
+) -> StandaloneDraft:
+    try:
+        path = catalog.resolve(name, home=config.home, progress=progress)
+    except CatalogError as error:
+        known = zoo.for_target(catalog.home(config.home), target.facts.fingerprint)
+        if not known or "/" in name:
+            raise
+        raise DraftError(f"{error}. Drafts of this target are {', '.join(entry.name for entry in known)}") from None
+    return _standalone(label, path, config, target)
+
+
+def _standalone(label: str, path: Path, config: RuntimeConfig, target: Target) -> StandaloneDraft:
+    home = catalog.home(config.home)
+    with open_weights(path) as weights:
+        tokenizer = tokenizer_of(path, weights, home)
+        compare_vocabularies(target.tokenizer, tokenizer)
+        positions = min(target.context, weights.spec.max_positions)
+        own = {
+            f"draft {label}": planned_bytes(weights, device_of(config), config.weight_format),
+            f"KV cache of {label}": positions * position_bytes(weights.spec),
+        }
+        check_memory(config, own, target.planned)
+        decoder = build_decoder(
+            weights,
+            device=device_of(config),
+            weight_format=config.weight_format,
+            threads=threads_of(config),
+            positions=positions,
+            cache_dir=home / "graphs",
+        )
+    target.planned |= own
+    return StandaloneDraft(label, decoder, target.tokenizer.size, max_positions=positions)
