@@ -5,6 +5,7 @@ from __future__ import annotations
 from drafts.base import Choose, Draft, DraftSession, InvalidLogits, Proposal
 from drafts.head import HeadDraft, HeadSpec
 from drafts.ngram import NgramDraft
+from drafts.phrases import PhraseDraft, PhraseTable
 from drafts.standalone import StandaloneDraft
 from drafts.states import HiddenStates
 
@@ -17,6 +18,8 @@ __all__ = [
     "HiddenStates",
     "InvalidLogits",
     "NgramDraft",
+    "PhraseDraft",
+    "PhraseTable",
     "Proposal",
     "StandaloneDraft",
 ]

@@ -83,10 +83,13 @@ class DraftSession(Protocol):
 
 
 class Draft(Protocol):
-    """A draft that can be used with one target."""
+    """A draft that can be used with one target.
+
+    One that runs no model, so that asking it costs next to nothing, says so by an attribute `free = True`.
+    """
 
     name: str
-    kind: str  # "ngram" | "head" | "standalone"
+    kind: str  # "ngram" | "phrases" | "head" | "standalone"
     reads_hidden: bool  # whether `open` needs the target's hidden states
 
     @property

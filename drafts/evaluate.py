@@ -24,7 +24,8 @@ from edgespec.errors import DraftError
 if TYPE_CHECKING:
     from drafts.states import HiddenStates
 
-LOOKUP = "lookup+"  # name of the hybrid: lookup where it has a match, else the draft named behind it
+LOOKUP = "lookup+"  # name of a hybrid: lookup where it has a match, else what is named behind it
+PHRASES_LEVEL = 6  # of a table of phrases, from which on it goes before a model: nine of ten first tokens are right
 _BINS = 10
 
 
@@ -279,50 +280,66 @@ class _PlainSession:
 
 
 class LookupFirst:
-    """Lookup where a suffix of at least two tokens occurred before, `draft` elsewhere: both in one session.
+    """Lookup where a suffix of at least two tokens occurred before, `draft` elsewhere: all in one session.
 
-    What an engine with both drafts and a fixed gamma does.
+    What an engine with these drafts, in this order, and a fixed gamma does. phrases: a table that is taken before
+    `draft`, where lookup has nothing and the table's level is at least `least`; an engine has no such limit.
     """
 
     kind = "hybrid"
 
-    def __init__(self, draft: Draft, lookup: NgramDraft | None = None) -> None:
-        self.name = f"{LOOKUP}{draft.name}"
+    def __init__(
+        self,
+        draft: Draft,
+        lookup: NgramDraft | None = None,
+        phrases: Draft | None = None,
+        *,
+        least: int = PHRASES_LEVEL,
+    ) -> None:
         self.draft = draft
         self.reads_hidden = reads_hidden(draft)
-        self._lookup = lookup or NgramDraft()
+        self._front: list[tuple[Draft, int]] = [(lookup or NgramDraft(), 1)]
+        if phrases is not None:
+            self._front.append((phrases, least))
+        self.name = "+".join([LOOKUP[:-1], *(front.name for front, _ in self._front[1:]), draft.name])
+
+    @property
+    def front(self) -> list[dict[str, str | int]]:
+        """What is asked before the draft, in order, and the level from which on it is taken."""
+        return [{"draft": draft.name, "least_level": least} for draft, least in self._front]
 
     @property
     def nbytes(self) -> int:
-        return self.draft.nbytes
+        return self.draft.nbytes + sum(draft.nbytes for draft, _ in self._front)
 
     def open(self, states: HiddenStates | None = None) -> DraftSession:
-        session = self.draft.open() if states is None else self.draft.open(states)
-        return _LookupSession(self._lookup.open(), session)
+        front = [(draft.open(), least) for draft, least in self._front]
+        return _HybridSession([*front, (self.draft.open() if states is None else self.draft.open(states), 1)])
 
     def close(self) -> None:
-        """The draft belongs to somebody else."""
+        """The drafts belong to somebody else."""
 
 
-class _LookupSession:
-    def __init__(self, lookup: DraftSession, draft: DraftSession) -> None:
-        self._lookup = lookup
-        self._draft = draft
+class _HybridSession:
+    def __init__(self, sessions: Sequence[tuple[DraftSession, int]]) -> None:
+        self._sessions = sessions
 
     def level(self, tokens: Sequence[int]) -> int:
-        return self._lookup.level(tokens) or self._draft.level(tokens)
+        return next((level for session, least in self._sessions if (level := session.level(tokens)) >= least), 0)
 
     def propose(self, tokens: Sequence[int], gamma: int, choose: Choose, *, floor: float = 0.0) -> Proposal:
-        session = self._lookup if self._lookup.level(tokens) else self._draft
-        return session.propose(tokens, gamma, choose, floor=floor)
+        for session, least in self._sessions:
+            if session.level(tokens) >= least:
+                return session.propose(tokens, gamma, choose, floor=floor)
+        return Proposal()
 
     def crop(self, length: int) -> None:
-        self._lookup.crop(length)
-        self._draft.crop(length)
+        for session, _ in self._sessions:
+            session.crop(length)
 
     def close(self) -> None:
-        self._lookup.close()
-        self._draft.close()
+        for session, _ in self._sessions:
+            session.close()
 
 
 def calibration_error(pairs: Iterable[tuple[float, bool]], bins: int = _BINS) -> float | None:

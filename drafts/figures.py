@@ -34,7 +34,9 @@ DEFINITIONS = {
     "coverage": "share of the answers' tokens that are in the draft's reduced vocabulary",
     "calibration_error": "expected calibration error of the draft's confidence, 10 equal bins, every place tried",
     "difference": "accepted_per_round minus that of the draft it is compared with, on the same resampled prompts; a "
-    "row with lookup in front is compared with that draft with lookup in front",
+    "row with others in front is compared with that draft with the same in front",
+    "front": "drafts that are asked first, in this order, each taken where its level is at least least_level (lookup: "
+    "tokens that match; phrases: 2 to 6 by the confidence of the first token); lookup+phrases+X is X behind both",
 }
 
 

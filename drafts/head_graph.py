@@ -7,8 +7,8 @@ Outputs, of the last row: token int64 [1] (a place in `vocab`), confidence float
 hidden_size], next_embedding float32 [1, 1, hidden_size] (of `token`), logits float32 [1, 1, vocab_rows]; present_key,
 present_value, bound to the very buffers of the past.
 
-A block of guesses is one call a step, with the outputs of one bound as inputs of the next. Steps in an ONNX `Loop` (one
-call a block) took 0 to 25% longer: the loop copies keys and values in every turn, a call costs some 20 microseconds.
+A block of guesses is one call a step, with the outputs of one bound as inputs of the next. All steps of a block in one
+ONNX `Loop` were not faster: the loop copies keys and values in every turn, which costs about what the calls do.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _panel(
                 color=_readable_on(colours(_DARKEST * value / top)[:3]),
                 fontweight="bold" if value == best[c] and value > 0 else "normal",
             )
-            if domains[c] in own.get(names[r].removeprefix(LOOKUP), ()):
+            if domains[c] in own.get(names[r], ()):
                 _frame(axes, r, c)
     axes.set_yticks(range(len(names)), [_shown(name) for name in names], fontsize=_SIZE)
     axes.xaxis.tick_top()

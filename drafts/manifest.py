@@ -23,8 +23,8 @@ else:
 
 MANIFEST = "draft.toml"
 FORMAT = 1
-KINDS = ("head", "standalone")
-DTYPES = ("int8", "int4", "float16", "bfloat16", "float32")
+KINDS = ("head", "standalone", "phrases")
+DTYPES = ("int8", "int4", "float16", "bfloat16", "float32", "none")  # none: it has no weights
 WEIGHT_FORMATS = ("exact", "int8", "float32")
 MAX_BYTES = 256 << 10  # of draft.toml
 RESERVED = ("auto", "off", "plain", "ngram")  # words that mean something else where a draft is named
@@ -152,7 +152,10 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that draft.toml says. `architecture` holds the numbers of a head (`HeadSpec.from_mapping` checks them)."""
+    """All that draft.toml says.
+
+    `architecture` holds the numbers of a head (`HeadSpec.from_mapping` checks them); those of other kinds only inform.
+    """
 
     name: str
     kind: str

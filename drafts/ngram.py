@@ -20,6 +20,7 @@ class NgramDraft:
 
     kind = "ngram"
     reads_hidden = False
+    free = True
 
     def __init__(self, max_ngram: int = 6, min_ngram: int = 2, *, name: str = "ngram") -> None:
         if not 1 <= min_ngram <= max_ngram:

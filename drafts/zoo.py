@@ -1,4 +1,4 @@
-"""Draft sets: folders of drafts that were made for one target. Found, read and checked here, and heads loaded.
+"""Draft sets: folders of drafts that were made for one target. Found, read and checked here, and loaded.
 
 A set is a folder `<root>/<target>/` whose subfolders are drafts, each with a draft.toml. The shipped sets lie beside
 this file in `zoo/`, the ones a user trains under `drafts/` of the home folder. Whom a draft serves is told by the
@@ -17,12 +17,14 @@ from drafts.manifest import MANIFEST, Manifest, own_file
 from edgespec.errors import DraftError, EdgespecError
 
 if TYPE_CHECKING:
+    from drafts.base import Draft
     from drafts.head import HeadDraft, HeadSpec, HeadWeights
+    from drafts.phrases import PhraseTable
     from edgespec.models.base import Decoder
     from edgespec.models.tokenizer import Tokenizer
 
 BUILT_IN = Path(__file__).with_name("zoo")
-HEAD_FILE = "head.safetensors"
+HEAD_FILE, PHRASES_FILE = "head.safetensors", "phrases.safetensors"
 _MOST_FOLDERS = 1000  # of a set or a root; more than that is some other folder
 
 
@@ -178,21 +180,41 @@ def read_head(entry: Entry, manifest: Manifest) -> HeadWeights:
     return weights
 
 
+def read_phrases(entry: Entry, manifest: Manifest) -> PhraseTable:
+    """The table of a draft of phrases, checked against its manifest. Raises DraftError."""
+    from drafts.phrases import PhraseTable
+
+    if PHRASES_FILE not in manifest.files:
+        raise DraftError(f"draft {manifest.name}: its manifest lists no {PHRASES_FILE}; make the draft again")
+    return PhraseTable.read(own_file(entry.folder, PHRASES_FILE), manifest.target.vocab_size)
+
+
 def load(
     entry: Entry, target: Decoder, facts: TargetFacts, *, name: str | None = None, threads: int | None = None
-) -> HeadDraft:
-    """The head draft in a folder, ready for `target`. Raises DraftError for whatever is not as it must be."""
+) -> Draft:
+    """The head or table of phrases in a folder, ready for `target`.
+
+    Raises DraftError for whatever is not as it must be.
+    """
+    manifest = usable(entry, facts)
+    if manifest.kind == "standalone":
+        raise DraftError(f"draft {manifest.name} is a standalone checkpoint, not a head")
+    if manifest.kind == "phrases":
+        from drafts.phrases import PhraseDraft
+
+        return PhraseDraft(name or manifest.name, read_phrases(entry, manifest), domain=manifest.domain)
+    return _head(entry, manifest, target, name or manifest.name, threads)
+
+
+def _head(entry: Entry, manifest: Manifest, target: Decoder, name: str, threads: int | None) -> HeadDraft:
     from drafts.head import HeadDraft
 
-    manifest = usable(entry, facts)
-    if manifest.kind != "head":
-        raise DraftError(f"draft {manifest.name} is a {manifest.kind} checkpoint, not a head")
     if not all(hasattr(target, need) for need in ("embed", "head_rows")):
         raise DraftError(f"draft {manifest.name} reads the target's hidden states, which this engine does not give")
     weights = read_head(entry, manifest)
     temperature = 1.0 if manifest.confidence is None else manifest.confidence.temperature
     return HeadDraft(
-        name or manifest.name,
+        name,
         weights.spec,
         weights,
         target,
@@ -252,6 +274,9 @@ def _weights(entry: Entry, manifest: Manifest, target: TargetFacts | None, token
         weights = read_head(entry, manifest)
         parameters, rows = weights.spec.parameters, manifest.target.vocab_size
         return f"{parameters} numbers, {len(weights.vocab)} tokens of the target's {rows}"
+    if manifest.kind == "phrases":
+        table = read_phrases(entry, manifest)
+        return f"{len(table.keys)} phrases of up to {table.sizes[-1]} tokens"
     from edgespec.models.tokenizer import compare_vocabularies, load_tokenizer
     from edgespec.models.weights import open_weights
 
@@ -304,5 +329,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _general_first(entry: Entry) -> tuple[bool, str]:
-    return (entry.manifest is None or entry.manifest.domain != "general", entry.name)
+def _general_first(entry: Entry) -> tuple[bool, bool, str]:
+    """Tables of phrases come last: where the first draft that can run is taken, models go before them."""
+    m = entry.manifest
+    return (m is not None and m.kind == "phrases", m is None or m.domain != "general", entry.name)

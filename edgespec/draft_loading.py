@@ -173,7 +173,8 @@ def _of_set(label: str, entry: Entry, config: RuntimeConfig, target: Target) -> 
     if manifest.kind == "standalone":
         zoo.usable(entry, target.facts)
         return _standalone(label, entry.folder, config, target)
-    own = {f"draft {label}": sum(head_bytes(zoo.head_spec(manifest)).values())}
+    need = manifest.nbytes if manifest.kind == "phrases" else sum(head_bytes(zoo.head_spec(manifest)).values())
+    own = {f"draft {label}": need}
     check_memory(config, own, target.planned)
     draft = zoo.load(entry, target.decoder, target.facts, name=label, threads=threads_of(config))
     target.planned |= own

@@ -364,7 +364,7 @@ class Engine:
         self._target.costs.file_under(status.name, cost_name(status.draft))
         if manifest is not None:
             self._domains[status.name] = manifest.domain
-            if manifest.expected is not None:
+            if manifest.expected is not None and not status.free:  # free ones say by their level what to expect
                 self._auto.expect(status.name, manifest.expected)
 
     def _planner(self) -> Planner:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edgespec.models.tokenizer import Tokenizer
     from edgespec.models.weights import WeightFile
 
-KINDS = ("head", "standalone")
+KINDS = ("head", "standalone", "phrases")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

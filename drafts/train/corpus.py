@@ -80,10 +80,13 @@ def make_requests(prompts: PromptSet, *, max_new_tokens: int, sampled: float, se
 
 
 class Corpus:
-    """The answers to `requests`, in `folder`."""
+    """The answers to `requests`, in `folder`. hidden: whether `examples` gives their hidden states, or only texts."""
 
-    def __init__(self, folder: Path, binding: Binding, requests: Sequence[Request], *, part: int = PART) -> None:
+    def __init__(
+        self, folder: Path, binding: Binding, requests: Sequence[Request], *, part: int = PART, hidden: bool = True
+    ) -> None:
         self.folder = folder
+        self._hidden = hidden
         self._hidden_size, self._window = binding.hidden_size, binding.window
         self._parts = [list(requests[i : i + part]) for i in range(0, len(requests), part)]
         self._bound = {
@@ -124,7 +127,7 @@ class Corpus:
             content = _content(path)
             if hashlib.sha256(content or b"").hexdigest() != self._done.get(path.name, {}).get("sha256"):
                 raise TrainingError(f"{path}: is missing or damaged; run the same command again, it is made anew.")
-            found |= read_part(content or b"")
+            found |= read_part(content or b"", hidden=self._hidden)
             progress("read", number + 1, len(self._parts), "")
         return found
 
@@ -201,7 +204,7 @@ class Corpus:
 
     def _check_room(self, missing: Sequence[int]) -> None:
         need, free = self.largest_bytes, free_memory()
-        if need > free * _RAM_SHARE:
+        if self._hidden and need > free * _RAM_SHARE:
             raise TrainingError(
                 f"the answers to {sum(map(len, self._parts))} requests take up to {_mib(need)}, and {_mib(free)} of "
                 "memory are free: train on fewer prompts (--limit N), shorter answers (--max-new-tokens), or no "
@@ -248,8 +251,11 @@ def part_tensors(answers: Sequence[Written]) -> tuple[Tensors, list[str]]:
     return tensors, [w.request.key for w in answers]
 
 
-def read_part(content: bytes) -> dict[str, Example]:
-    """key -> answer of a part's bytes. Raises ValueError or KeyError for what is none; hashes are the caller's."""
+def read_part(content: bytes, *, hidden: bool = True) -> dict[str, Example]:
+    """key -> answer of a part's bytes, without its hidden states if they are not wanted.
+
+    Raises ValueError or KeyError for what is none; hashes are the caller's.
+    """
     from safetensors.numpy import load
 
     from drafts.train.fit import Example
@@ -259,9 +265,11 @@ def read_part(content: bytes) -> dict[str, Example]:
     tensors = load(content)
     lengths = tensors["prompt_lengths"] + tensors["answer_lengths"]
     tokens = np.split(tensors["tokens"], np.cumsum(lengths)[:-1])
-    hidden = np.split(tensors["hidden"], np.cumsum(tensors["hidden_lengths"])[:-1])
+    states = np.split(tensors["hidden"], np.cumsum(tensors["hidden_lengths"])[:-1])
     starts = tensors["prompt_lengths"].tolist()
-    return {key: Example(t, s, h) for key, t, s, h in zip(keys, tokens, starts, hidden, strict=True)}
+    if not hidden:
+        states = [np.empty((0, tensors["hidden"].shape[-1]), np.float16)] * len(keys)
+    return {key: Example(t, s, h) for key, t, s, h in zip(keys, tokens, starts, states, strict=True)}
 
 
 class _Report:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from drafts.train.config import TrainConfig, TrainTarget
     from drafts.train.corpus import Corpus, Progress
     from drafts.train.fitting import Fitted
-    from drafts.train.kinds import Recipe
+    from drafts.train.kinds import Product
     from drafts.train.prompts import Prompt, PromptSet
 
 _MOST_SOURCES = 200
@@ -27,7 +27,7 @@ def make_manifest(
     folder: Path,
     target: TrainTarget,
     config: TrainConfig,
-    recipe: Recipe,
+    recipe: Product,
     corpus: Corpus,
     prompts: PromptSet,
     *,
@@ -43,12 +43,13 @@ def make_manifest(
     import torch
 
     spec = target.weights.spec
+    how = "counted in" if config.kind == "phrases" else "fitted to"
     files = {path.name: FileInfo.of(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
     return Manifest(
         name=config.name,
         kind=config.kind,
         domain=config.domain,
-        description=f"fitted to {corpus.answer_tokens} tokens of {target.name}'s own answers ({config.domain})",
+        description=f"{how} {corpus.answer_tokens} tokens of {target.name}'s own answers ({config.domain})",
         licence=config.licence,
         dtype=recipe.dtype,
         target=TargetBuild(
@@ -91,7 +92,7 @@ def measured(
     folder: Path,
     target: TrainTarget,
     config: TrainConfig,
-    recipe: Recipe,
+    recipe: Product,
     prompts: PromptSet,
     temperature: float,
     progress: Progress,

@@ -47,7 +47,7 @@ class Exported:
 
 def export_hf(folder: Path, out: Path) -> Exported:
     """A standalone draft's files without the manifest: an ordinary checkpoint. Raises TrainingError, DraftError."""
-    manifest = Manifest.read(folder)
+    manifest = _exportable(folder)
     if manifest.kind != "standalone":
         raise TrainingError(
             f"draft {manifest.name} is a {manifest.kind}: it has no embedding and no LM head of its own, so it is no "
@@ -60,10 +60,18 @@ def export_hf(folder: Path, out: Path) -> Exported:
     return Exported(out)
 
 
+def _exportable(folder: Path) -> Manifest:
+    """The manifest of a draft that is a model. Raises TrainingError, DraftError."""
+    manifest = Manifest.read(folder)
+    if manifest.kind == "phrases":
+        raise TrainingError(f"draft {manifest.name} is a table of phrases, for which other programs have no format.")
+    return manifest
+
+
 def export_eagle(folder: Path, out: Path, target: Decoder, texts: Sequence[Sequence[int]]) -> Exported:
     """A head in EAGLE's layout, float16. texts: ids on which typical sizes are measured, those of the draft's domain
     if possible. Raises TrainingError, DraftError."""
-    manifest = Manifest.read(folder)
+    manifest = _exportable(folder)
     if manifest.kind != "head":
         raise TrainingError(f"draft {manifest.name} is a {manifest.kind} checkpoint; use --format hf.")
     manifest.verify(folder)

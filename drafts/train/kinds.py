@@ -20,6 +20,7 @@ from drafts.train.fit import Example, FitConfig, HeadFit, micro_batches
 from drafts.train.fitting import Ranks
 from drafts.train.measure import GAMMA, check_hidden
 from drafts.train.module import MATRICES, NORMS, HeadModule, HeadShape
+from drafts.train.phrases import PhraseRecipe
 from edgespec.errors import DraftError
 
 if TYPE_CHECKING:
@@ -32,16 +33,10 @@ Judged = Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]]
 _FRESH, _GOING_ON, _LAYERS = 0.01, 0.004, 0.002
 
 
-class Recipe(Protocol):
-    """One kind of draft in the making: `prepare`, run the fit, then `judged` and `write`."""
+class Product(Protocol):
+    """What a training makes, when it is done."""
 
     dtype: str
-
-    def prepare(self, examples: Sequence[Example], updates: int, where: Ranks) -> HeadFit:
-        """The fit to run."""
-
-    def judged(self, held_out: Sequence[Example]) -> Judged:
-        """(logits float32 [n, V], whether the best one was accepted) of the fitted draft on held-out answers."""
 
     def write(self, folder: Path) -> None:
         """Write the draft's files. Raises OSError."""
@@ -53,12 +48,26 @@ class Recipe(Protocol):
         """The numbers for the manifest."""
 
 
-def recipe_for(target: TrainTarget, config: TrainConfig, start: Path | None) -> Recipe:
+class Recipe(Product, Protocol):
+    """One kind of draft that is fitted: `prepare`, run the fit, then `judged` and `write`."""
+
+    def prepare(self, examples: Sequence[Example], updates: int, where: Ranks) -> HeadFit:
+        """The fit to run."""
+
+    def judged(self, held_out: Sequence[Example]) -> Judged:
+        """(logits float32 [n, V], whether the best one was accepted) of the fitted draft on held-out answers."""
+
+
+def recipe_for(target: TrainTarget, config: TrainConfig, start: Path | None) -> Recipe | PhraseRecipe:
     """Checks everything that can be known before an hour of work: TrainingError says what is wrong."""
     if config.kind == "head":
         return HeadRecipe(target, config, start)
     if start is not None:
-        raise TrainingError("--from works for head drafts; a standalone draft starts from the target's own layers.")
+        raise TrainingError(
+            "--from works for head drafts: a standalone draft starts from the target's own layers, phrases from none."
+        )
+    if config.kind == "phrases":
+        return PhraseRecipe(target.weights.spec.vocab_size)
     from drafts.train.standalone_recipe import StandaloneRecipe
 
     return StandaloneRecipe(target, config)

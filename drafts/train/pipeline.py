@@ -2,6 +2,9 @@
 
 All intermediate files are in the work folder: `corpus/` (answers with hidden states), `state.json` (configuration and
 what is done), `fit.safetensors` (weights and optimizer). The draft's own folder appears whole, or not at all.
+
+A table of phrases is not fitted but counted, in a second: of a work folder it uses the answers alone, so that it can
+share the folder of another draft of the same prompts.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from drafts.train.config import TrainConfig, TrainTarget, check_name
 from drafts.train.corpus import Binding, Corpus, Progress, make_requests
 from drafts.train.errors import TrainingError, unwritable
 from drafts.train.fitting import Ranks, ranks
+from drafts.train.phrases import PhraseRecipe
 from drafts.train.prompts import PromptSet, load_prompts
 from edgespec.files import sha256_of, write_text
 from edgespec.models.graph_version import GRAPH_VERSION
@@ -113,7 +117,7 @@ class _Run:
         work: Path,
         prompts: PromptSet,
         positions: int,
-        recipe: Recipe,
+        recipe: Recipe | PhraseRecipe,
         where: Ranks,
         progress: Progress,
     ) -> None:
@@ -139,13 +143,13 @@ class _Run:
             target.weights.spec.hidden_size,
             config.window,
         )
-        self.corpus = Corpus(work / "corpus", binding, requests)
+        self.corpus = Corpus(work / "corpus", binding, requests, hidden=not isinstance(recipe, PhraseRecipe))
         self._identity: dict[str, Any] = {}
         self._bound = ""
         self._updates = 0
 
     def prepare(self, start: Path | None, restart: bool) -> None:
-        """Refuse a work folder of another configuration; write down the one of this run."""
+        """Refuse a work folder of another configuration; write down the one of this run. Not for phrases."""
         identity = {
             "target": self.target.weights.fingerprint(),
             "tokenizer": self.target.tokenizer.fingerprint(),
@@ -155,7 +159,7 @@ class _Run:
         }
         self._identity = json.loads(json.dumps(identity))
         self._bound = hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()
-        if not self.where.first:
+        if not self.where.first or isinstance(self.recipe, PhraseRecipe):
             return
         file = self.work / "state.json"
         saved = _saved_state(file)
@@ -203,13 +207,16 @@ class _Run:
         )
 
     def fit(self, examples: dict[str, Example]) -> Fitted:
-        """Stage 3: the weights."""
+        """Stage 3: the weights, or the counts."""
         from drafts.train.fitting import run_fit
 
         held = {prompt.key for prompt in self.prompts.held_out}
-        train = [example for key, example in examples.items() if key not in held and example.anchors > 1]
-        if not train:
+        taught = {key: example for key, example in examples.items() if key not in held and example.anchors > 1}
+        if not taught:
             raise TrainingError(f"{self.target.name} ends every answer at once; these prompts teach a draft nothing.")
+        if isinstance(self.recipe, PhraseRecipe):
+            return self.recipe.count(taught, self.progress)
+        train = list(taught.values())
         total = sum(example.anchors for example in train)
         updates = self.config.updates or max(1, round(total * self.config.epochs / self.config.tokens_per_update))
         self._updates = updates
@@ -223,7 +230,8 @@ class _Run:
 
         held = [examples[prompt.key] for prompt in self.prompts.held_out if examples[prompt.key].anchors > 1]
         self.progress("calibrate", 0, 1, "")
-        found = calibrate(self.recipe.judged(held))
+        recipe = self.recipe
+        found = recipe.calibration(held) if isinstance(recipe, PhraseRecipe) else calibrate(recipe.judged(held))
         self.progress("calibrate", 1, 1, f"temperature {found.temperature:.2f}, error {found.after:.3f}")
         return found
 

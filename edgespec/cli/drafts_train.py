@@ -61,7 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--domain", required=True, metavar="NAME", help="what the draft is for: code, math, general, ...")
     add("--out", required=True, metavar="DIR", help="the draft's folder; it appears when the draft is complete")
     add("--name", metavar="NAME", help="the draft's name (default: the folder's)")
-    add("--kind", default="head", metavar="KIND", help="head (default), or standalone: an ordinary small checkpoint")
+    add(
+        "--kind",
+        default="head",
+        metavar="KIND",
+        help="head (default), standalone (an ordinary small checkpoint), or phrases (a table, counted in the answers)",
+    )
     add(
         "--from",
         dest="start",

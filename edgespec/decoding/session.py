@@ -31,7 +31,7 @@ class DraftStatus:
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.name = draft.name
-        self.free = draft.kind == "ngram"
+        self.free = bool(getattr(draft, "free", False))
         self.reads_hidden: bool = getattr(draft, "reads_hidden", False)
         self.window: int = getattr(draft, "window", DEFAULT_WINDOW)  # of hidden states that it looks at
         self.reason: str | None = None

@@ -77,6 +77,7 @@ def draft_entry(draft: Draft, domain: str, summary: Mapping[str, Any], reason: s
         "domain": domain,
         "bytes": draft.nbytes,
         "reason": reason,
+        "front": list(getattr(draft, "front", ())),
         "seconds_per_token": summary.get("seconds_per_token", {}),
         "coverage": summary.get("coverage"),
         "calibration_error": summary.get("calibration_error"),

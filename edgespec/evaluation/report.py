@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from drafts.evaluate import LOOKUP
 from drafts.heatmap import own_domains
 
 UNKNOWN = "-"
@@ -70,7 +69,7 @@ def _grid(document: Document, show: Callable[[Cell], str]) -> Table:
     for domain in domains:
         table.add_column(f"{domain}\n({document['prompts']['domains'][domain]})", justify="right", overflow="fold")
     for name in dict.fromkeys(draft for draft, _ in cells):
-        mine = own.get(name.removeprefix(LOOKUP), frozenset())
+        mine = own.get(name, frozenset())
         texts = [(domain in mine, show(cells[(name, domain)])) for domain in domains]
         table.add_row(name, *(Text(text, style="bold" if is_own else "") for is_own, text in texts))
     return table

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drafts.base import Draft
-from drafts.evaluate import LOOKUP, LookupFirst, Plain, Trajectory, coverage, first_token, reads_hidden, score
+from drafts.evaluate import LookupFirst, Plain, Trajectory, coverage, first_token, reads_hidden, score
 from drafts.figures import Bootstrap, PromptScores, difference, figures, summary
 from drafts.heatmap import own_domains
 from drafts.ngram import NgramDraft
+from drafts.phrases import PhraseDraft
 from drafts.recording import record
 from edgespec.decoding.session import Session
 from edgespec.errors import PromptError
@@ -54,9 +55,9 @@ class Settings:
 class Evaluation:
     """Drafts on prompts. `add` takes in one prompt after the other; `figures` puts all together.
 
-    session: of an engine with the target; its drafts are not used. drafts: to be judged; each model draft gets a second
-    row with lookup in front where `ngram` is among them. encode: messages to token ids as the engine would. domains:
-    what the drafts are for, by name.
+    session: of an engine with the target; its drafts are not used. drafts: to be judged; they get further rows with
+    others in front, see `with_hybrids`. encode: messages to token ids as the engine would. domains: what the drafts are
+    for, by name.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Evaluation:
         self.settings = settings
         self._store = store
         known = domains or {}
-        self.rows = [Row(d, known.get(d.name.removeprefix(LOOKUP), "")) for d in with_hybrids(drafts)]
+        self.rows = [Row(draft, known.get(behind(draft).name, "")) for draft in with_hybrids(drafts)]
         self.items: dict[str, Item] = {}
         self.skipped: list[Skipped] = []
         self.answer_tokens: dict[str, int] = {}
@@ -227,7 +228,7 @@ class Evaluation:
         for group, keys in groups.items():
             bootstrap = Bootstrap(group, len(keys), self.settings.seed)
             for row in rows:
-                other = known.get(f"{LOOKUP}{against}" if row.name.startswith(LOOKUP) else against)
+                other = known.get(row.name.removesuffix(behind(row.draft).name) + against)
                 if other is None or other is row:
                     continue
                 mine, theirs = [row.scores[key] for key in keys], [other.scores[key] for key in keys]
@@ -245,16 +246,21 @@ class Evaluation:
 
 
 def with_hybrids(drafts: Sequence[Draft]) -> list[Draft]:
-    """The rows of an evaluation: plain, the drafts, and every model draft with lookup in front if that is there."""
+    """The rows of an evaluation: plain, the drafts, and if lookup is there, all others with lookup in front, and every
+    model with lookup and then phrases in front (of the first table, if there is one)."""
     lookup = next((draft for draft in drafts if isinstance(draft, NgramDraft)), None)
-    models = [draft for draft in drafts if draft is not lookup]
-    rows: list[Draft] = [Plain()]
-    if lookup is not None:
-        rows.append(lookup)
-    rows += models
-    if lookup is not None:
-        rows += [LookupFirst(draft, lookup) for draft in models]
-    return rows
+    others = [draft for draft in drafts if draft is not lookup]
+    if lookup is None:
+        return [Plain(), *others]
+    tables = [draft for draft in others if isinstance(draft, PhraseDraft)]
+    models = [draft for draft in others if draft not in tables]
+    rows: list[Draft] = [Plain(), lookup, *others, *(LookupFirst(draft, lookup) for draft in others)]
+    return rows + [LookupFirst(draft, lookup, table) for table in tables[:1] for draft in models]
+
+
+def behind(draft: Draft) -> Draft:
+    """The draft behind what is in front of it; itself if it is no hybrid."""
+    return draft.draft if isinstance(draft, LookupFirst) else draft
 
 
 def measure_costs(target: Decoder, position: int, widths: Iterable[int], *, hidden: bool = False) -> CostTable:
