@@ -8,19 +8,20 @@ import secrets
 from pathlib import Path
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Replace `path` by `text` (UTF-8) in one durable step: never half of it, and a failure leaves the old file.
 
-    Its folder must exist. Raises OSError.
+    private: nobody but its owner may read it. Its folder must exist. Raises OSError.
     """
-    write_bytes(path, text.encode("utf-8"))
+    write_bytes(path, text.encode("utf-8"), private=private)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
     """Replace `path` by `content`, as `write_text` does."""
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"  # not mkstemp: its files are for their owner alone
     try:
-        with open(temporary, "xb") as stream:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+        with os.fdopen(handle, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())

@@ -45,7 +45,7 @@ def save(path: str, system: str | None, messages: Sequence[dict[str, str]], para
         file = Path(path).expanduser().resolve()
         if file.exists() and not (file.is_file() and (file.stat().st_size == 0 or _is_chat_file(file))):
             raise TranscriptError(f"'{path}' exists and is not a saved chat; choose another name.")
-        write_text(file, json.dumps(data, indent=1) + "\n")
+        write_text(file, json.dumps(data, indent=1) + "\n", private=True)
     except (OSError, ValueError) as error:
         raise TranscriptError(
             f"The chat cannot be saved to '{path}': {getattr(error, 'strerror', None) or error}."
