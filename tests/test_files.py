@@ -11,7 +11,7 @@ import pytest
 from edgespec.files import write_bytes, write_text
 
 
-@pytest.fixture()
+@pytest.fixture
 def usual_umask():
     before = os.umask(0o022)
     yield
