@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -226,22 +226,6 @@ class HeadFit:
     def autocast(self) -> Any:
         return torch.autocast(self.device.type, self.dtype) if self.dtype != torch.float32 else nullcontext()
 
-    @torch.no_grad()
-    def hits(self, examples: Sequence[Example], steps: int) -> list[npt.NDArray[np.bool_]]:
-        """For each answer bool [anchors, steps]: whether the guess of that anchor's step is the answer's token."""
-        found: dict[int, npt.NDArray[np.bool_]] = {}
-        numbered = {id(e): i for i, e in enumerate(examples)}
-        for micro in micro_batches(list(examples), self.module.shape.window):
-            rows, labels, _ = self.batch(micro, self.module.shape.window)
-            right = torch.zeros(*labels.shape, steps, dtype=torch.bool)
-            with self.autocast():
-                for step, feature in enumerate(self.module.unroll(rows, min(steps, labels.shape[1]))):
-                    guess = F.linear(feature, self._rows).argmax(-1)
-                    right[:, : labels.shape[1] - step, step] = (guess == labels[:, step:]).cpu()
-            for row, e in enumerate(micro):
-                found[numbered[id(e)]] = right[row, : e.anchors].numpy()
-        return [found[i] for i in range(len(examples))]
-
     def state(self) -> dict[str, Tensor]:
         """Weights and optimizer state as flat named tensors, for `load`."""
         tensors = {f"weight.{name}": value.detach().clone() for name, value in self.module.state_dict().items()}
@@ -264,9 +248,6 @@ class HeadFit:
                     saved.setdefault(int(index), {})[key] = value
             optimizer.load_state_dict({**optimizer.state_dict(), "state": saved})
         self.update = int(tensors["update"])
-
-    def describe(self) -> dict[str, Any]:
-        return asdict(self.config)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -301,17 +282,3 @@ def micro_batches(group: list[Example], context: int) -> Iterator[list[Example]]
         widest = max(widest, width)
     if batch:
         yield batch
-
-
-def accepted_per_round(hits: Sequence[npt.NDArray[np.bool_]], gamma: int) -> tuple[int, int]:
-    """(accepted tokens, rounds) of greedy decoding along answers with known hits, as a live run would count them."""
-    accepted = rounds = 0
-    for right in hits:
-        at = 0
-        while at < len(right):
-            limit = min(gamma, len(right) - at)
-            run = 0
-            while run < limit and right[at, run]:
-                run += 1
-            accepted, rounds, at = accepted + run, rounds + 1, at + run + 1
-    return accepted, rounds
