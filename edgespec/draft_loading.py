@@ -18,8 +18,8 @@ from edgespec import catalog
 from edgespec.config import RuntimeConfig
 from edgespec.decoding.session import DraftStatus
 from edgespec.errors import CatalogError, DraftError
-from edgespec.loading import Target, check_memory, device_of, position_bytes, threads_of, tokenizer_of
-from edgespec.models.build import build_decoder, planned_bytes
+from edgespec.loading import Target, check_memory, decoder_for, device_of, position_bytes, threads_of, tokenizer_of
+from edgespec.models.build import planned_bytes
 from edgespec.models.tokenizer import compare_vocabularies
 from edgespec.models.weights import open_weights
 
@@ -205,13 +205,6 @@ def _standalone(label: str, path: Path, config: RuntimeConfig, target: Target) -
             f"KV cache of {label}": positions * position_bytes(weights.spec),
         }
         check_memory(config, own, target.planned)
-        decoder = build_decoder(
-            weights,
-            device=device_of(config),
-            weight_format=config.weight_format,
-            threads=threads_of(config),
-            positions=positions,
-            cache_dir=home / "graphs",
-        )
+        decoder = decoder_for(config, weights, positions, home)
     target.planned |= own
     return StandaloneDraft(label, decoder, target.tokenizer.size, max_positions=positions)

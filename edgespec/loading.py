@@ -85,16 +85,21 @@ def load_target(config: RuntimeConfig, progress: Progress | None) -> Target:
         context, planned = _fitting_context(config, weights)
         tokenizer = tokenizer_of(path, weights, home)
         facts = _facts(config.model, weights, tokenizer)
-        decoder = build_decoder(
-            weights,
-            device=device_of(config),
-            weight_format=config.weight_format,
-            threads=threads_of(config),
-            positions=context,
-            cache_dir=home / "graphs",
-        )
+        decoder = decoder_for(config, weights, context, home)
         costs_file = home / "costs" / f"{_cost_key(config, weights)}.json"
     return Target(decoder, tokenizer, context, _saved_costs(costs_file), costs_file, planned, facts)
+
+
+def decoder_for(config: RuntimeConfig, weights: WeightFile, positions: int, home: Path) -> Decoder:
+    """The engine that `config` asks for, target or draft, for texts of at most `positions`."""
+    return build_decoder(
+        weights,
+        device=device_of(config),
+        weight_format=config.weight_format,
+        threads=threads_of(config),
+        positions=positions,
+        cache_dir=home / "graphs",
+    )
 
 
 def target_facts(config: RuntimeConfig) -> TargetFacts | None:

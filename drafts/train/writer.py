@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgespec.models.rope import rotary_tables
-from edgespec.models.torch_layers import LayerWeights, WeightReader, rms_norm, rotate
+from edgespec.models.torch_layers import LayerWeights, WeightReader, hidden_keys, rms_norm, rotate
 from edgespec.models.weights import WeightFile
 
 TOP_K = 50  # sampled answers choose among this many
@@ -180,9 +180,7 @@ class BatchWriter:
     def _window_mask(self, length: int, window: int | None) -> tuple[Tensor | None, bool]:
         if window is None or window >= length:
             return None, True
-        at = torch.arange(length, device=self._device)
-        seen = (at[None] <= at[:, None]) & (at[None] > at[:, None] - window)
-        return seen, False
+        return ~hidden_keys(torch.arange(length, device=self._device), length, window), False
 
     def _project(self, x: Tensor, layer: LayerWeights, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v [..., heads, head_dim] of normed x [..., hidden_size], rotated."""
@@ -216,13 +214,12 @@ class BatchWriter:
         """Final hidden states [slots, hidden_size] of one new token per slot at position `at`."""
         spec, count = self.spec, len(ids)
         rows = torch.arange(count, device=self._device)
-        columns = torch.arange(span, device=self._device)
         cos, sin = self._cos[at][:, None], self._sin[at][:, None]
         group, kv, width = spec.num_heads // spec.num_kv_heads, spec.num_kv_heads, spec.head_dim
         x = F.embedding(ids, self._embedding)
         biases = {
             window: torch.zeros(count, 1, 1, span, dtype=self._cache_dtype, device=self._device).masked_fill_(
-                _unseen(columns, at, window)[:, None, None], float("-inf")
+                hidden_keys(at, span, window)[:, None, None], float("-inf")
             )
             for window in set(spec.windows or (None,))
         }
@@ -258,12 +255,6 @@ class BatchWriter:
                 slots[place] = None
                 hidden = torch.cat([part.view(-1, part.shape[-1]) for part in slot.hidden])
                 yield Written(slot.request, slot.answer, hidden.cpu().numpy())
-
-
-def _unseen(columns: Tensor, at: Tensor, window: int | None) -> Tensor:
-    """Bool [slots, span]: positions that the token at `at` must not look at."""
-    hidden = columns[None] > at[:, None]
-    return hidden if window is None else hidden | (columns[None] <= at[:, None] - window)
 
 
 def _draw(logits: Tensor, temperature: float, uniform: float) -> int:
