@@ -1,15 +1,17 @@
 """The protocol that every draft kind follows.
 
-A `Draft` is the shared, loaded thing (weights, or nothing for lookup); a `DraftSession` is its memory of one
-conversation. Drafts never see the target's logits of the tokens being judged, and can only cost speed: whatever they
-raise is caught by the round, which goes on without them.
+A `Draft` is the shared thing (weights, or nothing for lookup); a `DraftSession` is its memory of one conversation. The
+weights of a `Loadable` draft come and go while the object stays; every other draft is always there. Drafts never see
+the target's logits of the tokens being judged, and can only cost speed: whatever they raise is caught by the round,
+which goes on without them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +63,8 @@ class Proposal:
 class DraftSession(Protocol):
     """One draft's state for one conversation. Its caches follow the conversation lazily (catch-up inside `propose`)."""
 
+    # Drafts that can lag far behind the conversation are `Lagging` as well.
+
     def level(self, tokens: Sequence[int]) -> int:
         """How much the draft has to go on for the token after `tokens`, before it proposes: 0 = nothing to propose.
 
@@ -105,3 +109,82 @@ class Draft(Protocol):
 
     def close(self) -> None:
         """Release the weights."""
+
+
+@runtime_checkable
+class Lagging(Protocol):
+    """What the session of a draft offers besides, if it may have to read much of the conversation before it proposes.
+
+    Reading ahead changes nothing in what is proposed; it only moves work out of `propose`, in pieces of a chosen size.
+    """
+
+    def behind(self, tokens: Sequence[int]) -> int:
+        """Tokens it has to read before it can propose after `tokens`, beyond the last, which a proposal reads anyway.
+
+        0 where it could not propose at all.
+        """
+
+    def catch_up(self, tokens: Sequence[int], limit: int) -> int:
+        """Read at most `limit` >= 1 of those now; returns how many are left. Raises as `propose` does."""
+
+
+class LoadCancelled(Exception):
+    """A load was called off; what it had taken is given back."""
+
+
+class LoadControl(Protocol):
+    """The loader's side of a load: where it may be called off, and how fast it reads."""
+
+    def checkpoint(self) -> None:
+        """Raise LoadCancelled if the load was called off; may sleep, so that others get processor and storage."""
+
+    def read(self, fd: int, into: memoryview, offset: int) -> None:
+        """Fill `into` from position `offset` of an open file, in chunks, at the permitted rate, with checkpoints.
+
+        Raises OSError if reading fails or the file ends early, LoadCancelled.
+        """
+
+
+class Slot(Protocol):
+    """A piece of memory that drafts of one working set take in turn."""
+
+    @property
+    def buffer(self) -> memoryview:
+        """Writable bytes, page-aligned, at the same address as long as the slot exists."""
+
+
+@runtime_checkable
+class Loadable(Protocol):
+    """A draft whose weights come and go; the object with its name, manifest and sessions stays.
+
+    `load` and `unload` are called by one thread at a time, which sees to it that `unload` never meets a round that uses
+    the draft. A session of a draft that is not loaded has `level` 0 and refuses to propose.
+    """
+
+    name: str
+    kind: str
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes it takes while loaded, its own buffers beside `slot.buffer` included; known before anything is read."""
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of these, what it needs in `slot.buffer` (0: it only counts against the budget)."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What a load reads."""
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it can propose."""
+
+    def load(self, slot: Slot, control: LoadControl) -> None:
+        """Bring the weights in; all or nothing. `slot.buffer` belongs to the draft until `unload`.
+
+        Raises DraftError (damaged, or made for something else), OSError, MemoryError, LoadCancelled.
+        """
+
+    def unload(self) -> None:
+        """Let go of the weights and of everything in the slot; open sessions keep what is cheap. Idempotent."""

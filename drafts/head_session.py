@@ -10,22 +10,22 @@ import numpy.typing as npt
 
 from drafts.base import Choose, FloatArray, InvalidLogits, Proposal
 from drafts.states import HiddenStates
-from edgespec.errors import DraftError
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
     from drafts.head import HeadDraft
 
-_SLACK = 128  # rows beyond the window: kept ones are moved once in so many tokens, and a block fits behind them
-_KEPT_ROWS = 16  # new rows of a call whose binding is kept
+SLACK = 128  # rows beyond the window: kept ones are moved once in so many tokens, and a block fits behind them
+KEPT_ROWS = 64  # new rows of a call whose binding is kept: a round's, or a piece of what was missed
 
 
 class HeadSession:
     """Keys and values of the rows of positions `begin` .. `end` - 1, all of them from the target's own hidden states.
 
     Rows of guesses are computed behind them and never counted. `end` is raised after the call that makes it true, so
-    an exception anywhere costs a few recomputed rows, nothing else.
+    an exception anywhere costs a few recomputed rows, nothing else. Keys and values of a row depend on nothing but that
+    row and the weights, so they are the same whenever, and beside whatever others, it is read.
     """
 
     def __init__(self, draft: HeadDraft, states: HiddenStates) -> None:
@@ -35,22 +35,43 @@ class HeadSession:
         self._buffers: _Buffers | None = None
 
     def level(self, tokens: Sequence[int]) -> int:
+        return int(self._draft.loaded and self._readable(tokens))
+
+    def _readable(self, tokens: Sequence[int]) -> bool:
         # The row behind the last token is the first that is missing: the target has not seen that token yet.
-        return int(self._states.begin < len(tokens) - 1 <= self._states.end)
+        return self._states.begin < len(tokens) - 1 <= self._states.end
+
+    def behind(self, tokens: Sequence[int]) -> int:
+        if not self._readable(tokens):
+            return 0
+        return len(tokens) - 2 - self._start(len(tokens) - 1)
+
+    def catch_up(self, tokens: Sequence[int], limit: int) -> int:
+        self._draft.check_loaded()
+        missing = self.behind(tokens)
+        count = min(limit, missing)
+        if count > 0:
+            start = self._start(len(tokens) - 1)
+            steps = self._fill(tokens, start, start + count, 0)
+            steps.first(with_logits=False)
+            self.end = start + count
+        return missing - count
 
     def propose(self, tokens: Sequence[int], gamma: int, choose: Choose, *, floor: float = 0.0) -> Proposal:
+        self._draft.check_loaded()
         proposal = Proposal()
-        if not self.level(tokens):
+        if not self._readable(tokens):
             return proposal
-        gamma = min(gamma, _SLACK)
-        steps = self._catch_up(tokens, gamma)
+        gamma = min(gamma, SLACK)
+        end = len(tokens) - 1
+        steps = self._fill(tokens, self._start(end), end, gamma - 1)
         argmax = bool(getattr(choose, "argmax", False))
         reached = 1.0
         steps.first(with_logits=not argmax)
         for step in range(gamma):
             confidence = steps.confidence()
             if step == 0:
-                self.end = len(tokens) - 1
+                self.end = end
             reached *= confidence
             # Lossless when sampling: whether this token is proposed depends on the law that it would be drawn from (and
             # on the tokens before it), never on the token that is drawn. A block that ended because an unlikely token
@@ -68,29 +89,44 @@ class HeadSession:
                 steps.next(with_logits=not argmax)
         return proposal
 
-    def _catch_up(self, tokens: Sequence[int], gamma: int) -> _Buffers:
-        """Put all rows that are not in memory yet, at least the last one, into the buffers of the next call."""
-        draft, states, window = self._draft, self._states, self._draft.window
+    def _start(self, end: int) -> int:
+        """The first position that must be read to go on from row `end` - 1. That one is always read again."""
+        first = self._first(end)
+        holds = self._buffers is not None and self._buffers.offset <= self.begin <= first <= self.end
+        return min(self.end, end - 1) if holds else first
+
+    def _first(self, end: int) -> int:
+        """The oldest position that is there and that row `end` - 1 looks at."""
+        return max(self._states.begin, end - self._draft.window)
+
+    def _fill(self, tokens: Sequence[int], start: int, stop: int, ahead: int) -> _Buffers:
+        """Put the rows of positions `start` .. `stop` - 1 into the buffers of the next call; room for `ahead` more.
+
+        Rows before them are kept as far as the last row of the text, or one of these, looks at them.
+        """
         if self._buffers is None:
-            self._buffers = _Buffers(draft)
-        buffers, end = self._buffers, len(tokens) - 1
-        first = max(states.begin, end - window)  # the oldest row that is there and that the last one looks at
+            self._buffers = _Buffers(self._draft)
+        buffers, first = self._buffers, self._first(len(tokens) - 1)
         if not buffers.offset <= self.begin <= first <= self.end:
             self.begin = self.end = first
             buffers.move(first, 0)
-        start = min(self.end, end - 1)  # the last row is computed again if nothing was committed since
-        if end + gamma - 1 - buffers.offset > buffers.capacity:
+        if stop + ahead - buffers.offset > buffers.capacity:
             self.end = self.begin  # interrupted from here on, there are none
             buffers.move(first, start - first)
             self.begin = first
             self.end = start
-        buffers.fill(start, tokens[start + 1 :], states.rows(start, end))
+        buffers.fill(start, tokens[start + 1 : stop + 1], self._states.rows(start, stop))
         return buffers
 
     def crop(self, length: int) -> None:
         # A row reaches to the token after its position.
         self.end = min(self.end, max(length - 1, 0))
         self.begin = min(self.begin, self.end)
+
+    def release(self) -> None:
+        """The weights are going: let go of what points to them. Keys and values stay."""
+        if self._buffers is not None:
+            self._buffers.release()
 
     def close(self) -> None:
         self._buffers = None
@@ -106,13 +142,13 @@ class _Buffers:
     def __init__(self, draft: HeadDraft) -> None:
         spec = draft.spec
         self._draft = draft
-        self.capacity = spec.window + _SLACK
+        self.capacity = spec.window + SLACK
         self.offset = 0
         self._keys, self._values = (
             np.zeros((1, spec.num_kv_heads, self.capacity, spec.head_dim), np.float32) for _ in range(2)
         )
-        self._embedding = np.empty((_KEPT_ROWS, spec.hidden_size), np.float32)
-        self._hidden = np.empty((_KEPT_ROWS, spec.hidden_size), np.float32)
+        self._embedding = np.empty((KEPT_ROWS, spec.hidden_size), np.float32)
+        self._hidden = np.empty((KEPT_ROWS, spec.hidden_size), np.float32)
         self._count = 0
         self._seqlens, self._total = np.zeros(1, np.int32), np.zeros(1, np.int32)
         self._token, self._confidence = np.zeros(1, np.int64), np.zeros(1, np.float32)
@@ -133,9 +169,13 @@ class _Buffers:
         self._rotary = None
         self.offset = first
 
+    def release(self) -> None:
+        """Drop all bindings: each holds the draft's ONNX session, and with it the weights."""
+        self._bindings.clear()
+
     def fill(self, start: int, tokens: Sequence[int], hidden: FloatArray) -> None:
         """Take the rows of positions `start`, ...: pairs of a hidden state and the token after it."""
-        count, size = len(tokens), max(len(tokens), _KEPT_ROWS)
+        count, size = len(tokens), max(len(tokens), KEPT_ROWS)
         if len(self._embedding) != size:  # larger for this call, or the usual size again after a large one
             width = self._draft.spec.hidden_size
             self._bindings.clear()
@@ -166,22 +206,26 @@ class _Buffers:
 
     def token(self) -> int:
         """The last step's best token."""
-        return self._draft.vocab[int(self._token[0])]
+        return int(self._vocab_ids[self._token[0]])
+
+    @property
+    def _vocab_ids(self) -> npt.NDArray[np.int64]:
+        ids = self._draft.vocab_ids
+        assert ids is not None  # a step was run
+        return ids
 
     def row(self) -> FloatArray:
         """The last step's logits as a row of the target's length; the next call overwrites it."""
-        self._row[self._draft.vocab_ids] = self._logits
+        self._row[self._vocab_ids] = self._logits
         return self._row
 
     def _run(self, kind: str, count: int, with_logits: bool) -> None:
-        session = self._draft.session
-        if session is None:
-            raise DraftError(f"draft {self._draft.name} is closed.")
+        session = self._draft.check_loaded()
         key = (kind, count, with_logits)
         bound = self._bindings.get(key)
         if bound is None:
             bound = self._bound(session, *key)
-            if count <= _KEPT_ROWS:
+            if count <= KEPT_ROWS:
                 self._bindings[key] = bound
         self._total[0] += count
         self._seqlens[0] = self._total[0] - 1

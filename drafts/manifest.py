@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import sys
@@ -220,6 +221,12 @@ class Manifest:
     def nbytes(self) -> int:
         """Bytes of all files."""
         return sum(info.bytes for info in self.files.values())
+
+    @property
+    def weights_fingerprint(self) -> str:
+        """sha256 (hex) over the names and sha256 of the files: what a draft's weights are known by."""
+        listed = "\n".join(f"{name} {info.sha256}" for name, info in sorted(self.files.items()))
+        return hashlib.sha256(listed.encode()).hexdigest()
 
     @property
     def expected(self) -> float | None:

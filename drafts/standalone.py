@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
-from drafts.base import Choose, FloatArray, Proposal
+from drafts.base import Choose, FloatArray, LoadControl, Proposal, Slot
+from edgespec.errors import DraftError
 
 if TYPE_CHECKING:
     from drafts.states import HiddenStates
     from edgespec.models.base import Decoder, KVCache
+    from edgespec.models.spec import ModelSpec
     from edgespec.models.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -18,25 +24,46 @@ _log = logging.getLogger(__name__)
 CHUNK = 256  # tokens of one forward while catching up
 
 
-class StandaloneDraft:
-    """A smaller decoder that guesses token by token. It owns `decoder`.
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a standalone draft's decoder comes from: its architecture, and how to build it.
 
-    token_count: the target's tokens; the draft's embedding may have more rows (padding, added tokens: never proposed)
-    or fewer (a conversation that holds a token without a row is not drafted). max_positions: where the draft ends, at
-    most its own limit; a longer conversation goes on without it, after one log line.
+    nbytes: what the decoder takes, keys and values of one conversation included. build: raises as `Loadable.load`.
+    """
+
+    spec: ModelSpec
+    nbytes: int
+    files: tuple[Path, ...]
+    build: Callable[[LoadControl], Decoder]
+
+
+class StandaloneDraft:
+    """A smaller decoder that guesses token by token.
+
+    decoder: one that it owns from now on, or the checkpoint from which `load` builds it. token_count: the target's
+    tokens; the draft's embedding may have more rows (padding, added tokens: never proposed) or fewer (a conversation
+    that holds a token without a row is not drafted). max_positions: where the draft ends, at most its own limit; a
+    longer conversation goes on without it, after one log line.
     """
 
     kind = "standalone"
     reads_hidden = False
+    buffer_bytes = 0  # the engines keep weights in memory of their own
 
-    def __init__(self, name: str, decoder: Decoder, token_count: int, *, max_positions: int | None = None) -> None:
+    def __init__(
+        self, name: str, decoder: Decoder | Checkpoint, token_count: int, *, max_positions: int | None = None
+    ) -> None:
         if token_count < 1 or (max_positions is not None and max_positions < 1):
             raise ValueError(f"draft {name}: {token_count} tokens, {max_positions} positions")
         limit = decoder.spec.max_positions
         self.name = name
-        self.decoder = decoder
+        self.decoder = None if isinstance(decoder, Checkpoint) else decoder
         self.rows = min(token_count, decoder.spec.vocab_size)
         self.max_positions = limit if max_positions is None else min(limit, max_positions)
+        self.slot_bytes = decoder.nbytes
+        self._checkpoint = decoder if isinstance(decoder, Checkpoint) else None
+        self._lock = threading.Lock()
+        self._sessions: WeakSet[StandaloneSession] = WeakSet()
 
     @classmethod
     def for_target(
@@ -49,14 +76,51 @@ class StandaloneDraft:
         return cls(name, decoder, target.size, max_positions=max_positions)
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        return () if self._checkpoint is None else self._checkpoint.files
+
+    @property
+    def loaded(self) -> bool:
+        return self.decoder is not None
+
+    def load(self, slot: Slot, control: LoadControl) -> None:
+        if self.loaded:
+            return
+        if self._checkpoint is None:
+            raise DraftError(f"draft {self.name} was made from a decoder that is closed now; it cannot be loaded again")
+        control.checkpoint()
+        decoder = self._checkpoint.build(control)
+        try:
+            control.checkpoint()
+            if decoder.spec != self._checkpoint.spec:
+                raise DraftError(f"draft {self.name}: its checkpoint is another one now; add it again")
+        except BaseException:
+            decoder.close()
+            raise
+        self.decoder = decoder
+
+    def unload(self) -> None:
+        """Keys and values of conversations go with the weights: they are most of what the draft takes."""
+        decoder, self.decoder = self.decoder, None
+        with self._lock:
+            opened = list(self._sessions)
+        for each in opened:
+            each.close()
+        if decoder is not None:
+            decoder.close()
+
+    @property
     def nbytes(self) -> int:
-        return self.decoder.nbytes
+        return 0 if self.decoder is None else self.decoder.nbytes
 
     def open(self, states: HiddenStates | None = None) -> StandaloneSession:
-        return StandaloneSession(self)
+        opened = StandaloneSession(self)
+        with self._lock:
+            self._sessions.add(opened)
+        return opened
 
     def close(self) -> None:
-        self.decoder.close()
+        self.unload()
 
 
 class StandaloneSession:
@@ -76,6 +140,8 @@ class StandaloneSession:
         self._told = False
 
     def level(self, tokens: Sequence[int]) -> int:
+        if not self._draft.loaded:
+            return 0
         if len(tokens) > self._draft.max_positions:
             if not self._told:
                 self._told = True
@@ -91,6 +157,21 @@ class StandaloneSession:
             self._known = at + 1
         return True
 
+    def behind(self, tokens: Sequence[int]) -> int:
+        if not tokens or len(tokens) > self._draft.max_positions or not self._has_rows(tokens):
+            return 0
+        return len(tokens) - 1 - self._same(tokens)
+
+    def catch_up(self, tokens: Sequence[int], limit: int) -> int:
+        missing = self.behind(tokens)
+        count = min(limit, missing, CHUNK)
+        if count > 0:
+            self._roll_back(tokens)
+            begin = len(self._fed)
+            self._forward(tokens[begin : begin + count], logits=0)
+            self._agreed = len(self._fed)
+        return missing - count
+
     def propose(self, tokens: Sequence[int], gamma: int, choose: Choose, *, floor: float = 0.0) -> Proposal:
         """At most `gamma` forwards (more only while a long absence is caught up, in chunks)."""
         proposal = Proposal()
@@ -101,7 +182,7 @@ class StandaloneSession:
         self._roll_back(tokens)
         missing = list(tokens[len(self._fed) :])
         while len(proposal) < gamma:
-            token, q = choose(self._forward(missing), proposal.tokens)
+            token, q = choose(self._forward(missing)[0], proposal.tokens)
             proposal.tokens.append(token)
             proposal.rows.append(q)
             if token >= self._draft.rows:  # the request's bias forces a token that this draft cannot read
@@ -111,26 +192,32 @@ class StandaloneSession:
 
     def _roll_back(self, tokens: Sequence[int]) -> None:
         """Keep what was fed only as far as it is the conversation, and never its last token: its row is needed."""
+        self._agreed = self._same(tokens)
+        del self._fed[self._agreed :]
+
+    def _same(self, tokens: Sequence[int]) -> int:
+        """How many leading tokens, the last one aside, are in the cache."""
         fed = self._fed
         end = min(len(fed), len(tokens) - 1)
         same = min(self._agreed, end)
         while same < end and fed[same] == tokens[same]:
             same += 1
-        self._agreed = same
-        del fed[same:]
+        return same
 
-    def _forward(self, tokens: Sequence[int]) -> FloatArray:
-        """Feed `tokens` and return the last one's logits row."""
+    def _forward(self, tokens: Sequence[int], *, logits: int = 1) -> FloatArray:
+        """Feed `tokens` and return the last `logits` (0 or 1) of them's rows: float32 [logits, vocab_rows]."""
         decoder, fed = self._draft.decoder, self._fed
+        if decoder is None:
+            raise DraftError(f"draft {self._draft.name} is not loaded.")
         if self._cache is None:
             self._cache = decoder.new_cache(self._draft.max_positions)
         cache = self._cache
         cache.crop(len(fed))
         for begin in range(0, len(tokens), CHUNK):
             part = tokens[begin : begin + CHUNK]
-            output = decoder.forward(part, cache, logits=int(begin + CHUNK >= len(tokens)))
+            output = decoder.forward(part, cache, logits=logits if begin + CHUNK >= len(tokens) else 0)
             fed.extend(part)
-        return output.logits[0]
+        return output.logits
 
     def crop(self, length: int) -> None:
         self._agreed = min(self._agreed, length)

@@ -12,8 +12,9 @@ DEFAULT_WINDOW = 256
 class HiddenStates:
     """Hidden states (after the final norm) of positions `begin` .. `end` - 1, without gaps; float32 [hidden_size] each.
 
-    At least the last `window` positions are held, as far as they were written; memory is limited to a few windows. A
-    crop is exact, but what was dropped before it does not come back: fewer rows than `window` are then there.
+    At least the last `window` positions are held, as far as they were written, and as many before them, so that a text
+    that is cut by less than a window still has one; memory is limited to a few windows. A crop is exact, but what was
+    dropped before it does not come back: fewer rows than `window` are then there.
     """
 
     def __init__(self, hidden_size: int, window: int = DEFAULT_WINDOW) -> None:
@@ -43,8 +44,9 @@ class HiddenStates:
             self.begin = self.end = self._first = start
         self.end = start  # whatever happens from here on, only whole rows count
         stop = start + len(rows)
-        if len(rows) > self.window:
-            rows = rows[-self.window :]
+        most = 2 * self.window
+        if len(rows) > most:
+            rows = rows[-most:]
             self.begin = self.end = self._first = stop - len(rows)
         if stop - self._first > len(self._buffer):
             self._make_room(stop)
@@ -53,10 +55,10 @@ class HiddenStates:
 
     def _make_room(self, stop: int) -> None:
         """Move what must be kept to the front of a buffer that reaches up to `stop`."""
-        begin = min(max(self.begin, stop - self.window), self.end)
+        begin = min(max(self.begin, stop - 2 * self.window), self.end)
         kept = self._buffer[begin - self._first : self.end - self._first].copy()
         self.begin = self.end  # interrupted from here on, there are none
-        size = 2 * self.window + 64  # moved once in about a window's worth of tokens
+        size = 3 * self.window + 64  # moved once in about a window's worth of tokens
         if len(self._buffer) < size:
             self._buffer = np.empty((size, self.hidden_size), np.float32)
         self._buffer[: len(kept)] = kept

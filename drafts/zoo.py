@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drafts.load_now import load_now
 from drafts.manifest import MANIFEST, Manifest, own_file
+from drafts.reading import PIECE_BYTES, sha256_at_pace
 from edgespec.errors import DraftError, EdgespecError
 
 if TYPE_CHECKING:
-    from drafts.base import Draft
+    from drafts.base import Draft, LoadControl
     from drafts.head import HeadDraft, HeadSpec, HeadWeights
     from drafts.phrases import PhraseTable
     from edgespec.models.base import Decoder
@@ -153,6 +155,16 @@ def usable(entry: Entry, target: TargetFacts, *, hashes: bool = True) -> Manifes
     return entry.manifest
 
 
+def verify_file(folder: Path, name: str, manifest: Manifest, control: LoadControl) -> None:
+    """Compare one of a draft's files with its manifest, at the pace of a load.
+
+    Raises DraftError, OSError, LoadCancelled.
+    """
+    path, info = own_file(folder, name), manifest.files[name]
+    if sha256_at_pace(path, info.bytes, memoryview(bytearray(PIECE_BYTES)), control) != info.sha256:
+        raise DraftError(f"{path}: has another sha256 than its manifest says; copy or make the draft again")
+
+
 def head_spec(manifest: Manifest) -> HeadSpec:
     """The architecture of a head. Raises DraftError if its numbers are no head's, or not this target's."""
     from drafts.head import HeadSpec
@@ -196,32 +208,55 @@ def load(
 
     Raises DraftError for whatever is not as it must be.
     """
-    manifest = usable(entry, facts)
+    from drafts.head import HeadDraft
+
+    draft = unloaded(entry, target, facts, name=name, threads=threads)
+    return load_now(draft) if isinstance(draft, HeadDraft) else draft
+
+
+def unloaded(
+    entry: Entry,
+    target: Decoder,
+    facts: TargetFacts,
+    *,
+    name: str | None = None,
+    threads: int | None = None,
+    images: Path | None = None,
+) -> Draft:
+    """As `load`, but of a head only the manifest is read and the lengths of its files are checked; `load` is its own.
+
+    images: where what is made of a head for this target is kept, see `drafts.head_image`; None = nowhere.
+    """
+    head = entry.manifest is not None and entry.manifest.kind == "head"
+    manifest = usable(entry, facts, hashes=not head)
     if manifest.kind == "standalone":
         raise DraftError(f"draft {manifest.name} is a standalone checkpoint, not a head")
     if manifest.kind == "phrases":
         from drafts.phrases import PhraseDraft
 
         return PhraseDraft(name or manifest.name, read_phrases(entry, manifest), domain=manifest.domain)
-    return _head(entry, manifest, target, name or manifest.name, threads)
+    return _head(entry, manifest, target, name or manifest.name, threads, images)
 
 
-def _head(entry: Entry, manifest: Manifest, target: Decoder, name: str, threads: int | None) -> HeadDraft:
+def _head(
+    entry: Entry, manifest: Manifest, target: Decoder, name: str, threads: int | None, images: Path | None
+) -> HeadDraft:
     from drafts.head import HeadDraft
+    from drafts.head_image import StoredHead
 
     if not all(hasattr(target, need) for need in ("embed", "head_rows")):
         raise DraftError(f"draft {manifest.name} reads the target's hidden states, which this engine does not give")
-    weights = read_head(entry, manifest)
-    temperature = 1.0 if manifest.confidence is None else manifest.confidence.temperature
-    return HeadDraft(
-        name,
-        weights.spec,
-        weights,
-        target,
-        temperature=temperature,
-        threads=threads,
-        domain=manifest.domain,
+    spec, file = head_spec(manifest), manifest.files[HEAD_FILE]
+    source = StoredHead(
+        entry.folder,
+        file,
+        lambda: read_head(entry, manifest),
+        name=manifest.name,
+        fingerprint=manifest.target.fingerprint,
+        images=images,
     )
+    temperature = 1.0 if manifest.confidence is None else manifest.confidence.temperature
+    return HeadDraft(name, spec, source, target, temperature=temperature, threads=threads, domain=manifest.domain)
 
 
 @dataclass(frozen=True)

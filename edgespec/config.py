@@ -28,6 +28,7 @@ else:
 Device = Literal["auto", "cpu", "cuda", "torch-cpu"]
 WeightFormat = Literal["exact", "int8", "float32"]
 MAX_GAMMA = 64
+DEFAULT_POLICY = "edgespec"
 
 # Variables of the same prefix that are not settings of a run.
 OTHER_VARIABLES = ("EDGESPEC_CONFIG", "EDGESPEC_DEBUG")
@@ -47,6 +48,8 @@ class RuntimeConfig:
 
     drafts: "auto", or the names and paths of drafts; () is plain decoding. gamma: proposed tokens per round, 0 to 64.
     threads, context: None leaves the choice to the engine. memory_budget: bytes, "1GiB", "80%" or "auto".
+    resident: drafts with weights that are held at once, None = as many as fit. policy: what decides about draft, gamma
+    and working set, see docs/policies.md. load_rate: bytes per second at which drafts are read, None = no limit.
     home: folder for models and prepared files, None for the platform's cache folder.
     Each value is checked when the object is made; ConfigError names what is wrong.
     """
@@ -59,6 +62,9 @@ class RuntimeConfig:
     threads: int | None = None
     context: int | None = None
     memory_budget: str | int = "auto"
+    resident: int | None = None
+    policy: str = DEFAULT_POLICY
+    load_rate: int | None = None
     home: Path | None = None
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -155,7 +161,7 @@ def _from_text(key: str, text: str) -> Any:
     """A variable's text as the value a TOML file would hold; what cannot be one stays text and is refused later."""
     if key == "drafts":
         return [part.strip() for part in text.split(",") if part.strip()] if text not in _DRAFT_WORDS else text
-    if key in ("gamma", "threads", "context") and text.lstrip("-").isdigit():
+    if key in ("gamma", "threads", "context", "resident") and text.lstrip("-").isdigit():
         return int(text)
     return text
 
@@ -199,6 +205,27 @@ def _read_count(value: Any) -> int | None:
     if value is None or value == "auto":
         return None
     return _whole_number(value, 1, 1 << 31, "give auto or a whole number above 0")
+
+
+def _read_resident(value: Any) -> int | None:
+    if value is None or value == "auto":
+        return None
+    return _whole_number(value, 0, 1 << 16, "give auto or a whole number, 0 and up")
+
+
+def _read_policy(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("give the name of a policy, such as edgespec")
+    return value.strip()
+
+
+def _read_rate(value: Any) -> int | None:
+    if value is None or value == "auto":
+        return None
+    try:
+        return parse_bytes(value, None)
+    except ConfigError as error:
+        raise ValueError("give bytes per second, or a form such as 200MB or 1GiB") from error
 
 
 def _whole_number(value: Any, least: int, most: int, advice: str) -> int:
@@ -251,6 +278,9 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "threads": _read_count,
     "context": _read_count,
     "memory_budget": _read_budget,
+    "resident": _read_resident,
+    "policy": _read_policy,
+    "load_rate": _read_rate,
     "home": _read_home,
 }
 _VARIABLES = {key: f"EDGESPEC_{key.upper()}" for key in _READERS}

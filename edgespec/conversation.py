@@ -13,7 +13,8 @@ from edgespec.errors import PromptError
 from edgespec.results import GenerationResult, GenerationStats
 
 if TYPE_CHECKING:
-    from edgespec.engine import Engine, Messages, Stream
+    from edgespec.engine import Engine, Messages
+    from edgespec.stream import Stream
 
 
 class Conversation:

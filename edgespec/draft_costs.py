@@ -24,9 +24,9 @@ def cost_name(draft: Draft) -> str:
 def measure_drafts(session: Session, names: Iterable[str], costs: CostTable) -> None:
     """Time a step of each of these drafts whose time is not known yet; afterwards the session is empty.
 
-    A draft that fails is given up as in a round.
+    A draft that fails is given up as in a round; one that is not loaded is left out.
     """
-    unknown = [name for name in names if not costs.knows(name)]
+    unknown = [name for name in names if not costs.knows(name) and _loaded(session.statuses[name].draft)]
     length = min(_LENGTH, session.context - _STEPS - 1)
     if not unknown or length < 1:
         return
@@ -39,6 +39,10 @@ def measure_drafts(session: Session, names: Iterable[str], costs: CostTable) -> 
                 _measure(session, name, costs)
     finally:
         session.close()
+
+
+def _loaded(draft: Draft) -> bool:
+    return bool(getattr(draft, "loaded", True))
 
 
 def _measure(session: Session, name: str, costs: CostTable) -> None:

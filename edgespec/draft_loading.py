@@ -1,18 +1,20 @@
-"""From what a user calls drafts ("auto", names, sets, paths, checkpoints) to loaded drafts that fit the target."""
+"""From what a user calls drafts ("auto", names, sets, paths, checkpoints) to drafts that fit the target."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drafts import zoo
-from drafts.base import Draft, DraftSession
+from drafts.base import Draft, DraftSession, Loadable, LoadControl
+from drafts.load_now import load_now
 from drafts.manifest import MANIFEST, RESERVED, Manifest
 from drafts.ngram import NgramDraft
-from drafts.standalone import StandaloneDraft
+from drafts.standalone import Checkpoint, StandaloneDraft
 from drafts.zoo import Entry
 from edgespec import catalog
 from edgespec.config import RuntimeConfig
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from drafts.head import HeadSpec
     from drafts.states import HiddenStates
     from edgespec.download import Progress
+    from edgespec.models.base import Decoder
+
+IMAGES = "draft-images"  # under the home folder: what is made of heads once, see `drafts.head_image`
 
 
 @dataclass(frozen=True)
@@ -41,28 +46,41 @@ class LoadedDraft:
         return None if self.entry is None else self.entry.manifest
 
 
-def load_drafts(config: RuntimeConfig, target: Target, progress: Progress | None) -> Iterator[LoadedDraft]:
-    """All drafts of the configuration, sets expanded. One that cannot be used has its reason in the status."""
+def load_drafts(
+    config: RuntimeConfig, target: Target, progress: Progress | None, *, eager: bool = True
+) -> Iterator[LoadedDraft]:
+    """All drafts of the configuration, sets expanded. One that cannot be used has its reason in the status.
+
+    eager: those with weights are loaded now, and added to the target's plan. Otherwise only manifests and headers are
+    read and lengths are checked; a working set loads them, and plans its slots. What is free is loaded in any case.
+    """
     taken: set[str] = set()
     for source in _sources(config, target):
-        loaded = _load(source, config, target, progress, taken)
+        loaded = _load(source, config, target, progress, taken, eager)
         if loaded.status.name not in taken:  # ngram, asked for twice
             taken.add(loaded.status.name)
             yield loaded
 
 
 def load_draft(
-    name: str, config: RuntimeConfig, target: Target, progress: Progress | None, *, taken: Collection[str] = ()
+    name: str,
+    config: RuntimeConfig,
+    target: Target,
+    progress: Progress | None,
+    *,
+    taken: Collection[str] = (),
+    eager: bool = True,
 ) -> LoadedDraft:
     """The one draft `name`: "ngram", a draft of this target's set, a draft folder, or a checkpoint.
 
-    taken: names that other drafts have already; this one gets another. Failures are noted in the status.
+    taken: names that other drafts have already; this one gets another. Failures are noted in the status. eager: as in
+    `load_drafts`.
     """
     sources = named(name, config, target)
     if len(sources) != 1:
         several = ", ".join(source if isinstance(source, str) else source.name for source in sources)
         return _failed(name, DraftError(f"{name} is a set of drafts ({several}); name one of them"), None)
-    return _load(sources[0], config, target, progress, taken)
+    return _load(sources[0], config, target, progress, taken, eager)
 
 
 def named(name: str, config: RuntimeConfig, target: Target) -> list[str | Entry]:
@@ -102,18 +120,36 @@ def draft_label(name: str, taken: Collection[str]) -> str:
 
 
 def head_bytes(spec: HeadSpec) -> dict[str, int]:
-    """Bytes that a head will take, known before it is read: its weights, its rows of the target's tables, one window.
+    """Bytes that a head will take at most, known before it is read: loaded, and for one conversation beside it."""
+    from drafts.head import conversation_bytes, loaded_bytes
 
-    Weights and rows are held in 8-bit blocks, twice: as they are and as ONNX Runtime arranges them. The rows are those
-    of the embedding and of the LM head, and the embedding's in float32 while the graph is built.
+    return {"weights": loaded_bytes(spec, tied=False), "window": conversation_bytes(spec)}
+
+
+@dataclass(frozen=True)
+class DraftMemory:
+    """What drafts take: the loaded ones of those with weights a slot each, all of them some bytes in any case.
+
+    slot_bytes, buffer_bytes: of the largest draft (see `drafts.base.Loadable`), 0 if none has weights. always: bytes by
+    part that are taken whatever is loaded: tables of phrases, and keys and values that heads keep of a conversation.
     """
-    block = 2 * (1 + 4 / 32)
-    row = 2 * spec.num_kv_heads * spec.head_dim + spec.hidden_size  # keys, values, and the target's hidden state
-    return {
-        "weights": int(block * spec.parameters),
-        "vocabulary": int((2 * block + 4) * spec.vocab_rows * spec.hidden_size),
-        "window": 4 * 3 * spec.window * row,  # buffers span a few windows, so that they are rarely moved
-    }
+
+    slot_bytes: int = 0
+    buffer_bytes: int = 0
+    always: dict[str, int] = field(default_factory=dict)
+
+
+def draft_memory(drafts: Iterable[Draft]) -> DraftMemory:
+    """The memory plan of these drafts, loaded or not."""
+    slot, buffer, always = 0, 0, {}
+    for draft in drafts:
+        own = 0 if isinstance(draft, Loadable) else draft.nbytes
+        own += int(getattr(draft, "conversation_bytes", 0))
+        if own:
+            always[f"draft {draft.name}"] = own
+        if isinstance(draft, Loadable):
+            slot, buffer = max(slot, draft.slot_bytes), max(buffer, draft.buffer_bytes)
+    return DraftMemory(slot, buffer, always)
 
 
 def _sources(config: RuntimeConfig, target: Target) -> list[str | Entry]:
@@ -126,7 +162,12 @@ def _sources(config: RuntimeConfig, target: Target) -> list[str | Entry]:
 
 
 def _load(
-    source: str | Entry, config: RuntimeConfig, target: Target, progress: Progress | None, taken: Collection[str]
+    source: str | Entry,
+    config: RuntimeConfig,
+    target: Target,
+    progress: Progress | None,
+    taken: Collection[str],
+    eager: bool,
 ) -> LoadedDraft:
     if source == "ngram":
         return LoadedDraft(DraftStatus(NgramDraft()))
@@ -135,9 +176,9 @@ def _load(
     try:
         draft: Draft
         if isinstance(source, str):
-            draft = _checkpoint(label, source, config, target, progress)
+            draft = _checkpoint(label, source, config, target, progress, eager)
         else:
-            draft = _of_set(label, source, config, target)
+            draft = _of_set(label, source, config, target, eager)
         return LoadedDraft(DraftStatus(draft), entry)
     except Exception as error:  # whatever a broken file raises anywhere: a draft can only cost speed
         return _failed(label, error, entry)
@@ -168,21 +209,34 @@ class _Unusable:
         pass
 
 
-def _of_set(label: str, entry: Entry, config: RuntimeConfig, target: Target) -> Draft:
+def _of_set(label: str, entry: Entry, config: RuntimeConfig, target: Target, eager: bool) -> Draft:
     manifest = zoo.usable(entry, target.facts, hashes=False)
     if manifest.kind == "standalone":
-        zoo.usable(entry, target.facts)
-        return _standalone(label, entry.folder, config, target)
-    need = manifest.nbytes if manifest.kind == "phrases" else sum(head_bytes(zoo.head_spec(manifest)).values())
-    own = {f"draft {label}": need}
-    check_memory(config, own, target.planned)
-    draft = zoo.load(entry, target.decoder, target.facts, name=label, threads=threads_of(config))
-    target.planned |= own
+        return _standalone(label, entry.folder, config, target, eager, manifest)
+    free = manifest.kind == "phrases"
+    own = {f"draft {label}": manifest.nbytes if free else sum(head_bytes(zoo.head_spec(manifest)).values())}
+    if free or eager:
+        check_memory(config, own, target.planned)
+    images = catalog.home(config.home) / IMAGES
+    draft = zoo.unloaded(entry, target.decoder, target.facts, name=label, threads=threads_of(config), images=images)
+    if not free:
+        _open_tables(target.decoder)
+        if eager:
+            load_now(draft)  # type: ignore[type-var]
+    if free or eager:
+        target.planned |= own
     return draft
 
 
+def _open_tables(decoder: Decoder) -> None:
+    """Let the target find its tables now: the first row that is asked for takes long, and no round may wait for it."""
+    decoder.embed([0])
+    if not decoder.spec.tie_embeddings:
+        decoder.head_rows([0])
+
+
 def _checkpoint(
-    label: str, name: str, config: RuntimeConfig, target: Target, progress: Progress | None
+    label: str, name: str, config: RuntimeConfig, target: Target, progress: Progress | None, eager: bool
 ) -> StandaloneDraft:
     try:
         path = catalog.resolve(name, home=config.home, progress=progress)
@@ -191,10 +245,12 @@ def _checkpoint(
         if not known or "/" in name:
             raise
         raise DraftError(f"{error}. Drafts of this target are {', '.join(entry.name for entry in known)}") from None
-    return _standalone(label, path, config, target)
+    return _standalone(label, path, config, target, eager)
 
 
-def _standalone(label: str, path: Path, config: RuntimeConfig, target: Target) -> StandaloneDraft:
+def _standalone(
+    label: str, path: Path, config: RuntimeConfig, target: Target, eager: bool, manifest: Manifest | None = None
+) -> StandaloneDraft:
     home = catalog.home(config.home)
     with open_weights(path) as weights:
         tokenizer = tokenizer_of(path, weights, home)
@@ -204,7 +260,40 @@ def _standalone(label: str, path: Path, config: RuntimeConfig, target: Target) -
             f"draft {label}": planned_bytes(weights, device_of(config), config.weight_format),
             f"KV cache of {label}": positions * position_bytes(weights.spec),
         }
+        build = partial(_build, label, path, weights.fingerprint(), positions, config, manifest)
+        checkpoint = Checkpoint(weights.spec, sum(own.values()), _files(path, manifest), build)
+    draft = StandaloneDraft(label, checkpoint, target.tokenizer.size, max_positions=positions)
+    if eager:
         check_memory(config, own, target.planned)
-        decoder = decoder_for(config, weights, positions, home)
-    target.planned |= own
-    return StandaloneDraft(label, decoder, target.tokenizer.size, max_positions=positions)
+        load_now(draft)
+        target.planned |= own
+    return draft
+
+
+def _files(path: Path, manifest: Manifest | None) -> tuple[Path, ...]:
+    """The files of a checkpoint that hold its weights."""
+    if manifest is not None:
+        return tuple(path / name for name in manifest.files)
+    return (path,) if path.is_file() else tuple(sorted(path.glob("*.safetensors")))
+
+
+def _build(
+    label: str,
+    path: Path,
+    fingerprint: str,
+    positions: int,
+    config: RuntimeConfig,
+    manifest: Manifest | None,
+    control: LoadControl,
+) -> Decoder:
+    """The decoder of a checkpoint that must still be the one with that fingerprint."""
+    if manifest is not None:
+        for name in manifest.files:
+            control.checkpoint()
+            zoo.verify_file(path, name, manifest, control)
+    control.checkpoint()
+    with open_weights(path) as weights:
+        if weights.fingerprint() != fingerprint:
+            raise DraftError(f"{path}: is another checkpoint than when draft {label} was added; add it again")
+        control.checkpoint()
+        return decoder_for(config, weights, positions, catalog.home(config.home))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,12 +19,17 @@ from edgespec.draft_costs import cost_name, measure_drafts
 from edgespec.draft_loading import LoadedDraft, load_draft, load_drafts
 from edgespec.errors import DraftError, EdgespecError, PromptError
 from edgespec.loading import Target, load_target
-from edgespec.memory.topology import peak_memory_bytes, process_memory
+from edgespec.memory.topology import process_memory
+from edgespec.memory.working_set import DraftState, State, WorkingSet
+from edgespec.residency import HeldDrafts, Loads, hold_drafts
 from edgespec.results import GenerationResult, TextDelta
+from edgespec.steering import describe
+from edgespec.stream import Stream
 from edgespec.telemetry.trace import NULL_TRACER, NullTracer, Tracer
-from predictor.planner import AutoPlanner, FixedPlanner, OnlyPlanner, Planner
+from predictor.planner import FixedPlanner, OnlyPlanner, Planner
 
 if TYPE_CHECKING:
+    from drafts.manifest import Manifest
     from drafts.zoo import TargetFacts
     from edgespec.conversation import Conversation
     from edgespec.download import Progress
@@ -38,86 +42,13 @@ Prompt = str | Sequence[int] | Messages
 
 @dataclass(frozen=True, slots=True)
 class DraftInfo:
-    """What is known of one draft. domain: "" for none. nbytes: of its weights in memory. status: as in `drafts`."""
+    """What is known of one draft. domain: "" for none. nbytes: of its weights in memory now. status: as in `drafts`."""
 
     name: str
     kind: str
     domain: str
     nbytes: int
     status: str
-
-
-class Stream:
-    """An answer on its way: iterate over its `TextDelta`s. Leaving the loop, `close` and `cancel` end it safely.
-
-    `cancel` may be called from another thread; the answer ends with the round that is running. `result` is the answer
-    so far, final when the iteration is over.
-    """
-
-    def __init__(
-        self,
-        generation: Generation,
-        *,
-        keep: Callable[[GenerationResult], None] | None = None,
-        release: Callable[[], None] | None = None,
-    ) -> None:
-        """keep: called with the result unless an error ended the answer. release: called at the end in any case."""
-        self._generation = generation
-        self._keep = keep
-        self._release = release
-        self._lock = threading.RLock()
-        self._ended = False
-
-    def __iter__(self) -> Iterator[TextDelta]:
-        return self
-
-    def __next__(self) -> TextDelta:
-        with self._lock:
-            try:
-                while not self._ended:
-                    more = self._generation.step()
-                    delta = self._generation.take()
-                    if not more:
-                        self._end()
-                    if delta is not None:
-                        return delta
-            except Exception:
-                self._end(failed=True)
-                raise
-            except BaseException:  # Ctrl-C: what came so far stands
-                self._end()
-                raise
-            raise StopIteration
-
-    def cancel(self) -> None:
-        self._generation.cancel()
-
-    def close(self) -> None:
-        """End the answer now; from another thread, after the round that is running."""
-        self._generation.cancel()
-        with self._lock:
-            self._end()
-
-    def __del__(self) -> None:
-        if not self._ended:
-            self.close()
-
-    @property
-    def result(self) -> GenerationResult:
-        result = self._generation.result
-        return replace(result, stats=replace(result.stats, peak_memory_bytes=peak_memory_bytes()))
-
-    def _end(self, *, failed: bool = False) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        self._generation.close()
-        try:
-            if self._keep is not None and not failed:
-                self._keep(self.result)
-        finally:
-            if self._release is not None:
-                self._release()
 
 
 class Engine:
@@ -137,8 +68,8 @@ class Engine:
         self.tracer = tracer
         self._target = target
         self._statuses: dict[str, DraftStatus] = {}
-        self._domains: dict[str, str] = {}
-        self._auto = AutoPlanner(target.costs)
+        self._manifests: dict[str, Manifest] = {}
+        self._held: HeldDrafts | None = None
         self._gamma = config.gamma
         self._chosen = "auto"
         self._closed = False
@@ -153,6 +84,8 @@ class Engine:
         drafts: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = "auto",
         gamma: int | str | None = None,
         memory_budget: str | int | None = None,
+        resident: int | None = None,
+        policy: str | None = None,
         device: str | None = None,
         weight_format: str | None = None,
         threads: int | None = None,
@@ -165,7 +98,8 @@ class Engine:
 
         model: a catalogue name ("smollm2-135m", the default), a folder, a .gguf file, or a hub id. drafts: "auto"
         (lookup and the set made for this target), the name of a draft or set, a path, several of them, or None for
-        plain decoding. Everything not given comes from `config`, else from
+        plain decoding. resident: drafts with weights that are in memory at once (default: what fits). policy: see
+        docs/policies.md. Everything not given comes from `config`, else from
         the configuration file and environment (see `RuntimeConfig`). A draft that cannot be used is reported in
         `drafts` and by one warning; only the target's failure is an error (ModelError, CatalogError, ConfigError,
         MemoryBudgetError).
@@ -175,6 +109,8 @@ class Engine:
             "drafts": None if drafts == "auto" else () if drafts is None else drafts,
             "gamma": gamma,
             "memory_budget": memory_budget,
+            "resident": resident,
+            "policy": policy,
             "device": device,
             "weight_format": weight_format,
             "threads": threads,
@@ -183,8 +119,9 @@ class Engine:
         config = config.replace(**arguments) if config is not None else RuntimeConfig.load(**arguments)
         engine = cls(config, load_target(config, progress), tracer=tracer or NULL_TRACER)
         try:
-            for loaded in load_drafts(config, engine._target, progress):
+            for loaded in load_drafts(config, engine._target, progress, eager=False):
                 engine._add(loaded)
+            engine._hold()
             engine._planner()  # measures costs now rather than in the first request
         except BaseException:
             engine.close()
@@ -206,26 +143,45 @@ class Engine:
         """Use only the draft of that name from the next request on; "auto" = all, "off" = plain decoding."""
         if name not in ("auto", "off"):
             if name not in self._statuses:
-                raise DraftError(f"there is no draft {name!r}: loaded are {', '.join(self._statuses) or 'none'}")
-            if not self._statuses[name].active:
-                raise DraftError(f"draft {name} cannot be used: it {self._statuses[name]}")
+                raise DraftError(f"there is no draft {name!r}: there are {', '.join(self._statuses) or 'none'}")
+            status = self._statuses[name]
+            loaded = not status.loadable or self._held is None or self._held.only(name)
+            if not status.active or not loaded:
+                raise DraftError(f"draft {name} cannot be used: it is {self.drafts[name]}")
         self._chosen = name
 
     @property
     def drafts(self) -> dict[str, str]:
-        """Name -> "active", or "failed: reason"."""
-        return {name: str(status) for name, status in self._statuses.items()}
+        """Name -> "active" (it can run now), "loading", "warm", "cold" (on storage), or "failed: reason"."""
+        if self._held is None:
+            return {name: str(status) for name, status in self._statuses.items()}
+        states, no_room = self._held.working_set.states(), self._held.no_room
+        return {name: _in_words(status, states.get(name), no_room) for name, status in self._statuses.items()}
+
+    @property
+    def working_set(self) -> WorkingSet | None:
+        """What is resident; None without drafts that have weights."""
+        return None if self._held is None else self._held.working_set
+
+    def held(self) -> str:
+        """The working set in words: what is resident, what is loading; "" where every draft has a slot of its own."""
+        working_set = self.working_set
+        if working_set is None or working_set.capacity >= len(states := working_set.states()):
+            return ""
+        return describe(states)
 
     def add_draft(self, name: str) -> DraftInfo:
-        """Load one more draft, for conversations that begin from now on. What is wrong with it is in its status."""
-        loaded = load_draft(name, self.config, self._target, None, taken=self._statuses)
+        """Add one more draft, for conversations that begin from now on. What is wrong with it is in its status."""
+        loaded = load_draft(name, self.config, self._target, None, taken=self._statuses, eager=False)
         self._add(loaded)
+        self._hold()
         return self.draft_infos()[-1]
 
     def draft_infos(self) -> list[DraftInfo]:
-        """The drafts in the order in which they were loaded, failed ones among them."""
+        """The drafts in the order in which they were added, failed ones among them."""
+        states = self.drafts
         return [
-            DraftInfo(name, status.draft.kind, self._domains.get(name, ""), status.draft.nbytes, str(status))
+            DraftInfo(name, status.draft.kind, self._domain(name), status.draft.nbytes, states[name])
             for name, status in self._statuses.items()
         ]
 
@@ -317,6 +273,7 @@ class Engine:
             self.tokenizer,
             self._statuses.values(),
             planner=planner,
+            residency=self.working_set,
             eos_ids=self._stop_ids(),
             context=self.context,
             tracer=self.tracer,
@@ -335,10 +292,13 @@ class Engine:
         """A stream of the answer to `ids` in `session`, under the settings that are in force now."""
         if self._closed:
             raise EdgespecError("the engine is closed: make a new one with Engine.from_pretrained")
-        session.planner = self._planner()
-        self._auto.begin()
-        generation = Generation(session, ids, params or SamplingParams(), began_ns=began_ns)
-        return Stream(generation, keep=keep, release=release)
+        session.planner = planner = self._planner()
+        params = params or SamplingParams()
+        held = self._held
+        steering = held.scheduler.text(params.max_new_tokens) if held is not None and planner is held.policy else None
+        generation = Generation(session, ids, params, began_ns=began_ns, steering=steering)
+        counters = Loads if held is None else held.counters
+        return Stream(generation, keep=keep, release=release, counters=counters)
 
     def close(self) -> None:
         """Release all weights. Running streams fail at their next round."""
@@ -346,6 +306,8 @@ class Engine:
             return
         self._closed = True
         with ExitStack() as stack:
+            if self._held is not None:
+                stack.callback(self._held.close)
             for status in self._statuses.values():
                 stack.callback(status.draft.close)
             stack.callback(self._target.close)  # first, so that a stream that still runs does not blame a draft
@@ -363,20 +325,31 @@ class Engine:
         self._statuses[status.name] = status
         self._target.costs.file_under(status.name, cost_name(status.draft))
         if manifest is not None:
-            self._domains[status.name] = manifest.domain
-            if manifest.expected is not None and not status.free:  # free ones say by their level what to expect
-                self._auto.expect(status.name, manifest.expected)
+            self._manifests[status.name] = manifest
+
+    def _domain(self, name: str) -> str:
+        manifest = self._manifests.get(name)
+        return "" if manifest is None else manifest.domain
+
+    def _hold(self) -> None:
+        """Make the working set of all drafts there are now (again, if there was one), and load what it begins with."""
+        if self._held is not None:
+            self._held.close()
+        self._held = hold_drafts(self.config, self._target, list(self._statuses.values()), self._manifests, self.tracer)
 
     def _planner(self) -> Planner:
         if self._chosen == "off" or not self._statuses:
             return FixedPlanner(None, 0)
         if isinstance(self._gamma, int):
             return FixedPlanner(None if self._chosen == "auto" else self._chosen, self._gamma)
+        assert self._held is not None
         self._target.measure_costs()
-        with_weights = [name for name, status in self._statuses.items() if status.active and not status.free]
-        if not all(map(self._target.costs.knows, with_weights)):
-            measure_drafts(self._session(FixedPlanner(None, 0)), with_weights, self._target.costs)
-        return self._auto if self._chosen == "auto" else OnlyPlanner(self._auto, self._chosen)
+        with self._held.working_set.acquire() as lease:
+            present = [n for n, status in self._statuses.items() if status.active and n in lease.names]
+            if not all(map(self._target.costs.knows, present)):
+                measure_drafts(self._session(FixedPlanner(None, 0)), present, self._target.costs)
+        policy = self._held.policy
+        return policy if self._chosen == "auto" else OnlyPlanner(policy, self._chosen)
 
     def _stop_ids(self) -> frozenset[int]:
         """Every id that ends an answer: the model's, the tokenizer's, and what the template puts after an answer."""
@@ -388,3 +361,14 @@ class Engine:
         """With the BOS token where the tokenizer asks for one, and only once if the text starts with it already."""
         bos, ids = self.tokenizer.bos_id, self.tokenizer.encode(text, add_special=True)
         return ids[1:] if ids[:2] == [bos, bos] else ids
+
+
+def _in_words(status: DraftStatus, state: DraftState | None, no_room: str) -> str:
+    """What a user wants to know about a draft: can it run now, and if not, why."""
+    if state is None or not status.active:
+        return str(status)
+    if no_room:
+        return f"failed: {no_room}"
+    if state.state is State.FAILED:
+        return f"failed: {state.reason}"
+    return "active" if state.state is State.RESIDENT else state.state.value

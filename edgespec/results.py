@@ -49,7 +49,11 @@ class GenerationStats:
     draft_share: rounds by draft name ("plain" = no draft was used).
     gamma_histogram: rounds by planned gamma, after the limit on new tokens; 0 = plain step.
     peak_memory_bytes: of the process since it started.
-    fallback_share: share of rounds that ran on another draft than the planner's first choice.
+    fallback_share: share of rounds in which the draft that the policy wanted most was not resident, or gave nothing.
+    loads: drafts that became resident while this answer was made. load_seconds_hidden: of their loads, beside the
+    rounds; load_seconds_exposed: in which rounds waited (0 except under the policy "mab-sync").
+    catch_up_seconds: in which drafts read what they had missed of the conversation, ahead of a block.
+    predictor_seconds: planning, learning and features, on the decoding thread. ranker_seconds: beside it.
     """
 
     prompt_tokens: int = 0
@@ -74,6 +78,8 @@ class GenerationStats:
     load_seconds_exposed: float = 0.0
     gamma_histogram: dict[int, int] = field(default_factory=dict)
     predictor_seconds: float = 0.0
+    ranker_seconds: float = 0.0
+    catch_up_seconds: float = 0.0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     bookkeeping_seconds: float = 0.0

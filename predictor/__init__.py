@@ -1,9 +1,11 @@
-"""The decisions: which draft and how many tokens. Knows nothing of models or drafts, so that it can be simulated."""
+"""The decisions: which draft, how many tokens, what to keep in memory. Knows nothing of models, can be simulated."""
 
 from __future__ import annotations
 
 from predictor.costs import CostTable
+from predictor.holding import Holding, View
 from predictor.planner import PLAIN, AutoPlanner, Candidate, FixedPlanner, Observation, OnlyPlanner, Plan, Planner
+from predictor.policies import Policy
 
 __all__ = [
     "PLAIN",
@@ -11,8 +13,11 @@ __all__ = [
     "Candidate",
     "CostTable",
     "FixedPlanner",
+    "Holding",
     "Observation",
     "OnlyPlanner",
     "Plan",
     "Planner",
+    "Policy",
+    "View",
 ]

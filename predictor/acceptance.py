@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 PRIOR_TRIES = 4.0
-_FAST, _SLOW = 0.85, 0.99  # discounts of the recent past (about 7 tries) and of the long run (about 100)
-_SLOW_TRIES = 2.0  # weight of the long run in today's estimate
+_FAST, _SLOW = 0.92, 0.99  # discounts of the recent past (about 12 tries) and of the long run (about 100)
+_SLOW_TRIES = 4.0  # weight of the long run in today's estimate
+_FURTHER_TRIES = 12.0  # weight of the position before, at further positions
+_EXPECTED_TRIES = 7.0  # weight of an expectation for this very text, against tries in it
 _FRESH = 0.3  # what the recent past counts when another text begins
+_FOREIGN = 0.1  # the same, where there is an expectation for the other text
+_MOST = 0.98
 _FALLEN, _FALLEN_TRIES = 0.5, 3.0
 
 
@@ -13,11 +19,15 @@ class Acceptance:
     """Acceptance of one (draft, level) by position: Beta counts, discounted, recent ones shrunk to the long run's.
 
     The rate at position i is conditional on all before it being accepted; one that was rarely reached leans on the rate
-    before it, so that a geometric guess stands in where nothing was measured yet. A draft that ends its block for want
-    of confidence counts as wrong there (nothing was gained), and `offered` says how often it offers a token at all.
+    before it, scaled as the two relate in the long run: in a text that the draft does badly in, it does so everywhere.
+    A draft that ends its block for want of confidence counts as wrong there (nothing was gained), and `offered` says
+    how often it offers a token at all.
+
+    With an expectation for the text at hand (`expect`), that takes the place of the long run at the first position;
+    what is observed in the text outweighs it within ten tries.
     """
 
-    __slots__ = ("_fast", "_offered", "_offers", "_prior", "_rates", "_slow")
+    __slots__ = ("_expected", "_fast", "_offered", "_offers", "_prior", "_rates", "_slow")
 
     def __init__(self, prior: float, positions: int) -> None:
         self._prior = prior
@@ -25,6 +35,7 @@ class Acceptance:
         self._slow = [[0.0, 0.0] for _ in range(positions)]
         self._offers = [[1.0, 1.0] for _ in range(positions)]  # [offered, asked for]; a block is whole until seen cut
         self._offered = [1.0] * positions
+        self._expected: float | None = None
         self._rates: list[float] | None = None
 
     def update(self, proposed: int, accepted: int) -> None:
@@ -44,15 +55,48 @@ class Acceptance:
             counts[1] = counts[1] * _SLOW + 1
             self._offered[position] = counts[0] / counts[1]
 
+    def expect(self, rate: float | None) -> None:
+        """What is expected of the first token in this text; None = nothing but the long run."""
+        if rate != self._expected:
+            self._expected, self._rates = rate, None
+
     def rates(self) -> list[float]:
         """The chance of each position, given that all before it were accepted."""
         if self._rates is None:
-            self._rates, before = [], self._prior
-            for (fast, fast_tries), (slow, slow_tries) in zip(self._fast, self._slow, strict=True):
-                long_run = (slow + PRIOR_TRIES * before) / (slow_tries + PRIOR_TRIES)
-                before = (fast + _SLOW_TRIES * long_run) / (fast_tries + _SLOW_TRIES)
+            self._rates = []
+            usual = usual_before = self._prior
+            before = 0.0
+            for place, ((fast, tries), (slow, slow_tries)) in enumerate(zip(self._fast, self._slow, strict=True)):
+                usual = (slow + PRIOR_TRIES * usual_before) / (slow_tries + PRIOR_TRIES)
+                lean, weight = usual, _SLOW_TRIES
+                if place:
+                    weight = _FURTHER_TRIES
+                    lean = min(before * usual / usual_before, _MOST) if usual_before else 0.0
+                elif self._expected is not None:
+                    lean, weight = self._expected, _EXPECTED_TRIES
+                before = (fast + weight * lean) / (tries + weight)
+                usual_before = usual
                 self._rates.append(before)
         return self._rates
+
+    def usual(self) -> float:
+        """The first token's chance in the long run, whatever is expected of this text."""
+        slow, tries = self._slow[0]
+        return (slow + PRIOR_TRIES * self._prior) / (tries + PRIOR_TRIES)
+
+    def history(self) -> tuple[list[tuple[float, float]], list[float]]:
+        """What lasts: (accepted, tried) of the long run by position, and how often each is offered."""
+        return [(hits, tries) for hits, tries in self._slow], list(self._offered)
+
+    def recall(self, tried: Sequence[tuple[float, float]], offered: Sequence[float], most: float) -> None:
+        """Begin with what an earlier run learned, as at most `most` tries of each position."""
+        self._rates = None
+        for place, ((hits, tries), share) in enumerate(zip(tried, offered)):
+            if place < len(self._slow) and tries > 0:
+                weight = min(tries, most)
+                self._slow[place] = [hits / tries * weight, weight]
+                self._offers[place] = [share * weight, weight]
+                self._offered[place] = share
 
     def offered(self) -> list[float]:
         """For each position, the share of blocks that reach it, of those that were asked to."""
@@ -65,8 +109,9 @@ class Acceptance:
         return tries >= _FALLEN_TRIES and fast / tries < _FALLEN * slow / slow_tries
 
     def age(self) -> None:
-        """Another text begins: what was seen lately counts for less."""
-        self._rates = None
+        """Another text begins: what was seen lately counts for less, an expectation for nothing."""
+        keep = _FRESH if self._expected is None else _FOREIGN
+        self._rates = self._expected = None
         for counts in self._fast:
-            counts[0] *= _FRESH
-            counts[1] *= _FRESH
+            counts[0] *= keep
+            counts[1] *= keep

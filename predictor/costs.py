@@ -1,10 +1,11 @@
-"""Measured seconds: one target forward over `width` tokens, one step of each draft."""
+"""Measured seconds: a target forward over `width` tokens, a draft's step, load and catch-up, a switch."""
 
 from __future__ import annotations
 
 import bisect
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,10 @@ _KNOWN = 10  # samples after which a draft's time is known as well as it will be
 _COUPLING = 0.5  # how far the other widths move along: a hotter device or a longer context slows all of them
 _CURVE = 9  # widths worked out at once
 _OUTLIER = 3.0  # a sample counts at most this many times (or as little as 1 over it) of what was expected
+_GUESSED_LOAD = 3.0  # an unmeasured load, in plain steps
+_GUESSED_READ = 0.25  # an unmeasured token of catch-up, in steps of the draft: many are read at once
+_SAMPLES = 9  # that a median is taken of
+_LONGEST = 1e6  # seconds; a stored time beyond this is no measurement
 
 
 class CostTable:
@@ -23,9 +28,18 @@ class CostTable:
 
     Between measured widths the time is interpolated, beyond them extended by the last slope (never below the widest
     measured one), and it never falls with the width: a measured dip is noise. Not locked: `AutoPlanner` does that.
+    Loads, catch-up (seconds per token) and switches are rare and ragged, so they are medians of the last few samples.
     """
 
-    def __init__(self, verify: Mapping[int, float] | None = None, drafts: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        verify: Mapping[int, float] | None = None,
+        drafts: Mapping[str, float] | None = None,
+        *,
+        loads: Mapping[str, float] | None = None,
+        catch_up: Mapping[str, float] | None = None,
+        switch: float | None = None,
+    ) -> None:
         self._verify = {int(width): float(seconds) for width, seconds in (verify or {}).items()}
         self._drafts = {str(name): float(seconds) for name, seconds in (drafts or {}).items()}
         if any(width < 1 for width in self._verify):
@@ -34,6 +48,9 @@ class CostTable:
             raise ValueError("verify times must be positive, finite seconds")
         if not all(0 <= s < math.inf for s in self._drafts.values()):
             raise ValueError("draft times must be finite seconds, 0 or more")
+        self._loads = {str(name): _Median([seconds]) for name, seconds in (loads or {}).items()}
+        self._catch_up = {str(name): _Median([seconds]) for name, seconds in (catch_up or {}).items()}
+        self._switch = _Median([] if switch is None else [switch])
         self._alias: dict[str, str] = {}
         self._seen = dict.fromkeys(self._drafts, _KNOWN)  # samples of a draft, up to now
         self._curve: list[float] = []  # verify(1), verify(2), ... as far as asked for since the last sample
@@ -44,12 +61,16 @@ class CostTable:
 
     def verify(self, width: int) -> float:
         """Seconds of one target forward over `width` >= 1 tokens."""
+        return self.curve(width)[width - 1]
+
+    def curve(self, widest: int) -> Sequence[float]:
+        """`verify(1), verify(2), ...`, at least to `widest`; only good until the next sample."""
         curve = self._curve
-        if len(curve) < width:
+        if len(curve) < widest:
             points = sorted(self._verify.items())
-            for at in range(len(curve) + 1, max(width, _CURVE) + 1):
+            for at in range(len(curve) + 1, max(widest, _CURVE) + 1):
                 curve.append(max(curve[-1] if curve else 0.0, _interpolated(points, at)))
-        return curve[width - 1]
+        return curve
 
     def file_under(self, name: str, common: str) -> None:
         """Keep a draft's seconds under another name, which drafts that must take the same time share."""
@@ -64,12 +85,48 @@ class CostTable:
         known = self._drafts.get(self._alias.get(name, name))
         return _GUESSED_DRAFT * self.verify(1) if known is None else known
 
+    def load(self, name: str) -> float:
+        """Seconds that a draft takes to load; unmeasured, as long as the slowest known, or a few plain steps."""
+        known = self._loads.get(self._alias.get(name, name))
+        if known is not None and known.value is not None:
+            return known.value
+        others = [load.value for load in self._loads.values() if load.value is not None]
+        return max(others) if others else _GUESSED_LOAD * self.verify(1)
+
+    def catch_up(self, name: str, tokens: int) -> float:
+        """Seconds in which a draft reads `tokens` tokens of the conversation that it missed."""
+        if tokens <= 0:
+            return 0.0
+        known = self._catch_up.get(self._alias.get(name, name))
+        if known is None or known.value is None:
+            return tokens * _GUESSED_READ * self.draft(name)
+        return tokens * known.value
+
+    def switch(self) -> float:
+        """Seconds that a round on another draft than the last one takes besides; 0 where never measured."""
+        return self._switch.value or 0.0
+
+    def observe_load(self, name: str, seconds: float) -> None:
+        """Take in the time of one load, from its begin to its completion (never to its submission)."""
+        self._loads.setdefault(self._alias.get(name, name), _Median()).add(seconds)
+
+    def observe_catch_up(self, name: str, tokens: int, seconds: float) -> None:
+        """Take in that a draft read `tokens` tokens in so many seconds."""
+        if tokens > 0:
+            self._catch_up.setdefault(self._alias.get(name, name), _Median()).add(seconds / tokens)
+
+    def observe_switch(self, seconds: float) -> None:
+        """Take in what a round took more than usual because another draft ran."""
+        self._switch.add(seconds)
+
     def observe_verify(self, width: int, seconds: float) -> None:
         """Take in the measured time of one forward over `width` tokens. Samples that are no time are ignored."""
         if width < 1 or not 0 < seconds < math.inf:
             return
-        self._curve.clear()
         known = self._verify.get(width)
+        if known == seconds:
+            return
+        self._curve.clear()
         if known is None:
             self._verify[width] = seconds
             return
@@ -113,18 +170,52 @@ class CostTable:
         self._curve.clear()
 
     def to_json(self) -> dict[str, Any]:
-        """What was measured, as plain JSON values."""
-        return {"verify": {str(w): s for w, s in sorted(self._verify.items())}, "drafts": dict(self._drafts)}
+        """What was measured, as plain JSON values. What was never measured has no entry."""
+        data: dict[str, Any] = {
+            "verify": {str(w): s for w, s in sorted(self._verify.items())},
+            "drafts": dict(self._drafts),
+        }
+        for key, medians in (("loads", self._loads), ("catch_up", self._catch_up)):
+            known = {name: median.value for name, median in medians.items() if median.value is not None}
+            if known:
+                data[key] = known
+        if self._switch.value is not None:
+            data["switch"] = self._switch.value
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CostTable:
-        """The table that `to_json` wrote. Raises ValueError for anything else."""
+        """The table that `to_json` wrote, also one from before loads were measured. Raises ValueError for others."""
         try:
             verify = {int(width): float(seconds) for width, seconds in data["verify"].items()}
-            drafts = {str(name): float(seconds) for name, seconds in data["drafts"].items()}
+            drafts, loads, catch_up = (
+                {str(name): float(seconds) for name, seconds in seconds_by_name.items()}
+                for seconds_by_name in (data["drafts"], data.get("loads", {}), data.get("catch_up", {}))
+            )
+            switch = None if data.get("switch") is None else float(data["switch"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError("not a table of measured costs") from error
-        return cls(verify, drafts)
+        return cls(verify, drafts, loads=loads, catch_up=catch_up, switch=switch)
+
+
+class _Median:
+    """The median of the last few samples: one stalled read moves nothing."""
+
+    __slots__ = ("_samples", "value")
+
+    def __init__(self, samples: Sequence[float] = ()) -> None:
+        self._samples: deque[float] = deque(maxlen=_SAMPLES)
+        self.value: float | None = None
+        for seconds in samples:
+            if not 0 <= seconds < _LONGEST:
+                raise ValueError("times must be finite seconds, 0 or more")
+            self.add(seconds)
+
+    def add(self, seconds: float) -> None:
+        """One more; what is no time is ignored."""
+        if 0 <= seconds < math.inf:
+            self._samples.append(seconds)
+            self.value = sorted(self._samples)[(len(self._samples) - 1) // 2]
 
 
 def _interpolated(points: list[tuple[int, float]], width: int) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 from predictor.acceptance import Acceptance
 from predictor.costs import CostTable
+from predictor.memory import MOST_TRIES, WORTH_KEEPING, ArmHistory, PlannerState
 from predictor.shadows import Shadows
 
 
@@ -33,13 +33,15 @@ SEEDED_GAMMA = 3  # where a seed must pick the same text on every run
 class Candidate(NamedTuple):
     """A draft that could run now. level: what it has to go on (0 = nothing). free: no weights, costs nothing to ask.
 
-    shadow: how many tokens it guesses where its guess is only compared.
+    shadow: how many tokens it guesses where its guess is only compared. behind: tokens of the conversation that it has
+    to read first, beyond the few of an ordinary round. Drafts that are not resident are no candidates.
     """
 
     name: str
     level: int
     free: bool = False
     shadow: int = 4
+    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Observation:
     after the accepted ones was judged wrong, equality that no token was (all right, or the answer ended on the way).
     width: tokens of the target's forward. caught_up: tokens of the conversation the draft had not seen before this
     round; a large number makes its seconds useless as the time of a step. asked: tokens that the plan wanted; fewer
-    `drafted` means that the draft ended the block itself (0 = as many as were drafted).
+    `drafted` means that the draft ended the block itself (0 = as many as were drafted). emitted: tokens committed.
     """
 
     draft: str | None
@@ -63,6 +65,7 @@ class Observation:
     target_seconds: float
     caught_up: int = 1
     asked: int = 0
+    emitted: int = 0
 
 
 class Planner(Protocol):
@@ -135,6 +138,9 @@ class FixedPlanner:
 # What is assumed about a level before anything was seen: 1 is "a model that can run", more the length of a match.
 _PRIORS = (0.0, 0.5, 0.3, 0.45, 0.55, 0.65, 0.75)
 _HOPELESS = 0.01  # a token that is reached and right more rarely is not worth the arithmetic
+_GUARD = 0.035  # a draft must promise that much more than plain steps: an estimate from a few tries is off by more
+_NEAR = 1.0  # of the speed of plain steps; nearer is worth watching
+_HORIZON = 16  # rounds that share the price of what a draft has to read up on
 _CAUTION = 0.9  # of the acceptance that was measured when a draft was made: this text is another one
 
 _PROBE_SHARE = 1 / 16  # of all rounds at most this many are probes; unused ones add up to a few
@@ -182,6 +188,19 @@ class AutoPlanner:
         self._allowance = 0.0  # probes that may be made now
         self._shadows: Shadows | None = None
 
+    def state(self) -> PlannerState:
+        """What is worth keeping for the next run."""
+        with self._lock:
+            arms = {key: ArmHistory(*arm.history()) for key, arm in self._acceptance.items()}
+        return PlannerState({key: arm for key, arm in arms.items() if arm.tries >= WORTH_KEEPING})
+
+    def restore(self, state: PlannerState) -> None:
+        """Start from an earlier run's state, which a few tries outweigh. What was learned in this run stays."""
+        with self._lock:
+            for (name, level), history in state.arms.items():
+                if (name, level) not in self._acceptance and level < len(_PRIORS):
+                    self._arm(name, level).recall(history.tried, history.offered, MOST_TRIES)
+
     def expect(self, name: str, rate: float) -> None:
         """What is assumed of a draft before it is seen at work: the acceptance of its first token, as measured."""
         if not 0 <= rate <= 1:
@@ -211,27 +230,41 @@ class AutoPlanner:
         return self._shadows
 
     def _best(self, candidates: Sequence[Candidate], longest: int) -> Plan:
-        able = [candidate for candidate in candidates if candidate.level > 0]
-        if not able or longest <= 0:
-            return PLAIN
-        plain = self.costs.verify(1)
-        curve = [self.costs.verify(width) for width in range(1, longest + 2)]
-        wider = [after - before for before, after in pairwise(curve)]  # seconds of each further token
-        best, best_value = PLAIN, 1.0 / plain
-        for candidate in able:
-            arm = self._arm(candidate.name, candidate.level)
-            step, seconds = self.costs.draft(candidate.name), plain
-            expected = reached = before = 1.0
-            for place, (rate, offered, further) in enumerate(zip(arm.rates(), arm.offered(), wider)):
-                reached *= rate
-                expected += reached
-                seconds += before * step + offered * further  # a token is made before its draft thinks better of it
-                before = offered
-                if expected > best_value * seconds * (1 + 1e-9):
-                    best, best_value = Plan(candidate.name, place + 1), expected / seconds
-                if reached < _HOPELESS:
-                    break
+        best, best_value = PLAIN, (1.0 + _GUARD) / self.costs.verify(1)
+        if longest > 0:
+            for candidate in candidates:
+                if candidate.level > 0:
+                    gamma, value = self._value(candidate, longest)
+                    if value > best_value * (1 + 1e-9):
+                        best, best_value = Plan(candidate.name, gamma), value
         return self._with_floor(best, best_value)
+
+    def _value(self, candidate: Candidate, longest: int) -> tuple[int, float]:
+        """The gamma up to `longest` with which a draft makes most tokens a second, and how many; at least 1."""
+        arm = self._arm(candidate.name, candidate.level)
+        step, curve = self.costs.draft(candidate.name), self.costs.curve(longest + 1)
+        width = curve[0]
+        seconds = width + self.costs.catch_up(candidate.name, candidate.behind) / _HORIZON
+        best, best_value = 1, 0.0
+        expected = reached = before = 1.0
+        for place, (rate, offered) in enumerate(zip(arm.rates()[:longest], arm.offered()), start=1):
+            wider = curve[place]
+            reached *= rate
+            expected += reached
+            # A token is made before its draft thinks better of it, and only offered ones widen the target's forward.
+            seconds += before * step + offered * (wider - width)
+            before, width = offered, wider
+            if expected > best_value * seconds * (1 + 1e-9):
+                best, best_value = place, expected / seconds
+            if reached < _HOPELESS:
+                break
+        return best, best_value
+
+    def _may_pay(self, candidate: Candidate) -> bool:
+        """Whether a single token of this draft comes near to paying for itself."""
+        plain, wider = self.costs.curve(2)[:2]
+        rate = self._arm(candidate.name, candidate.level).rates()[0]
+        return (1 + rate) * plain > _NEAR * (wider + self.costs.draft(candidate.name))
 
     def _with_floor(self, plan: Plan, value: float) -> Plan:
         """The plan, with the tokens that the seconds of one more token would bring at `value` tokens a second."""
@@ -312,6 +345,7 @@ class AutoPlanner:
             if not candidate.free:
                 self._time(candidate.name, drafted if seconds > 0 else 0, seconds, caught_up)
                 self._guessing_along().charge(candidate.name, seconds)
+                self._guessing_along().promised(self._may_pay(candidate))
 
     def _time(self, name: str, steps: int, seconds: float, caught_up: int) -> None:
         # A draft that comes back after an absence reads what it missed first; that is no time of a step.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SHARE = 0.015  # of the time of plain steps
 EVERY = 8  # rounds between two shadows, where nothing asks for more
+_PATIENCE = 2  # shadows without promise, after which they become half as frequent, twice at most
 _SAVED_ROUNDS = 128  # what is not spent adds up to the share of this many plain steps
 _OWED = 2  # shadows of each draft in the first rounds of a text
 _TOKENS = 2  # that a shadow guesses; 1 where many drafts are asked in a hurry
@@ -33,6 +34,8 @@ class Shadows:
         self._turn: dict[str, int] = {}
         self._turns = 0
         self._rounds = EVERY
+        self._every = EVERY
+        self._fruitless = 0
         self._owed: dict[str, int] | None = None  # None: two for each, once it is known who there is
 
     def earn(self) -> None:
@@ -43,6 +46,20 @@ class Shadows:
     def hurry(self) -> None:
         """A text begins, or turned: ask everybody in the next rounds."""
         self._owed = None
+        self._fruitless = 0
+
+    def promised(self, promising: bool) -> None:
+        """Whether the draft that was asked may pay. Where none does, asking is all that is spent on drafts."""
+        self._fruitless = 0 if promising else self._fruitless + 1
+
+    def relax(self, informed: bool) -> None:
+        """Whether something else says, too, how well each draft does: then half as many shadows will do."""
+        self._every = 2 * EVERY if informed else EVERY
+
+    def owe(self, name: str) -> None:
+        """A draft has just come in: ask it in the next rounds."""
+        if self._owed is not None:
+            self._owed[name] = _OWED
 
     def affordable(self, name: str) -> bool:
         """Whether one step of this draft in `EVERY` rounds stays within the share; it has to be probed otherwise."""
@@ -57,7 +74,7 @@ class Shadows:
         if self._owed is None:
             self._owed = {candidate.name: _OWED for candidate in able}
         owed = [candidate for candidate in able if self._owed.get(candidate.name, 0) > 0]
-        if not owed and self._rounds < EVERY:
+        if not owed and self._rounds < self._every * 2 ** min(self._fruitless // _PATIENCE, 2):
             return None
         chosen = min(owed or able, key=lambda candidate: self._turn.get(candidate.name, -1))
         tokens = 1 if len(owed) > 1 else _TOKENS

@@ -1,4 +1,4 @@
-"""`edgespec bench speed` and `edgespec bench fidelity`."""
+"""`edgespec bench`: speed, fidelity, and the traces of record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from edgespec.bench import contenders, fidelity, prompts, report, summary
+from edgespec.bench import contenders, fidelity, prompts, record_command, report, summary
 from edgespec.bench.extras import POSITION, WIDTHS, Probes, warm_start, warm_start_command
 from edgespec.bench.machine import command_line, describe, this_command
 from edgespec.bench.model import PromptEncoder, open_decoder
@@ -41,12 +41,14 @@ def _names(text: str) -> list[str]:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add `bench` with its two commands."""
-    help_text = "measure speed beside other engines, or how close a weight format is to the model"
+    """Add `bench` with its commands."""
+    help_text = "measure speed beside other engines, how close a weight format is to the model, or record traces"
     parser: argparse.ArgumentParser = subparsers.add_parser("bench", help=help_text, description=help_text)
     commands = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     _add_speed(commands)
     _add_fidelity(commands)
+    recording = commands.add_parser("record", help=record_command.HELP, description=record_command.DESCRIPTION)
+    record_command.add_arguments(recording, _count)
     parser.set_defaults(run=run)
     return parser
 
@@ -94,7 +96,9 @@ def _add_common(parser: argparse.ArgumentParser, threads: int | None) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one of the two; returns the exit code (1: something in it has an error; 130: interrupted)."""
+    """Run one of them; returns the exit code (1: something in it has an error; 130: interrupted)."""
+    if args.bench == "record":
+        return record_command.run(args, _progress)
     try:
         return _speed(args) if args.bench == "speed" else _fidelity(args)
     except KeyboardInterrupt:

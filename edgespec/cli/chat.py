@@ -19,8 +19,9 @@ from edgespec.errors import EdgespecError, PromptError
 if TYPE_CHECKING:
     from edgespec.conversation import Conversation
     from edgespec.decoding.params import SamplingParams
-    from edgespec.engine import Engine, Stream
+    from edgespec.engine import Engine
     from edgespec.results import GenerationResult
+    from edgespec.stream import Stream
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class Chat:
 
     def _show_status(self, result: GenerationResult) -> None:
         if self.show_status:
-            self.notes.line(report.status_line(result, self.engine.memory_bytes()), dim=True)
+            self.notes.line(report.status_line(result, self.engine.memory_bytes(), self.engine.held()), dim=True)
         note = report.finish_note(result, self.params.max_new_tokens)
         if note and self.answers.is_terminal:
             limited = report.hit_limit(result, self.params.max_new_tokens)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgespec.cli import report, transcript
-from edgespec.cli.options import SAMPLING, gamma_value, parse_setting
+from edgespec.cli.options import SAMPLING, count_value, parse_setting
 from edgespec.cli.prompts import read_text_file, unix_lines
 from edgespec.errors import EdgespecError, ParameterError
 
@@ -145,7 +145,7 @@ def _set(chat: Chat, argument: str) -> None:
     name = name.replace("-", "_")
     if name == "gamma":
         try:
-            chat.engine.gamma = gamma_value("auto" if value == "default" else value)
+            chat.engine.gamma = count_value("auto" if value == "default" else value)
         except ParameterError as error:
             raise ParameterError(f"gamma {error}.") from None
         chat.notes.line(f"gamma = {chat.engine.gamma}", dim=True)

@@ -47,12 +47,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_engine_flags(parser)
     options.add_debug_flag(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, plan=None)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line a check; 1 if any of them failed. A check that breaks is itself a failure, never an abort."""
+    """Print one line a check, and the memory plan; 1 if any check failed.
+
+    A check that breaks is itself a failure, never an abort.
+    """
     output = stdout()
     results = []
     for check in CHECKS:
@@ -64,7 +67,12 @@ def run(args: argparse.Namespace) -> int:
                     output.line(f"      {result.advice}")
     failed = any(result.status == "fail" for result in results)
     if args.json:
-        output.line(json.dumps({"ok": not failed, "checks": [asdict(result) for result in results]}))
+        plan = None if args.plan is None else args.plan.to_json()
+        output.line(json.dumps({"ok": not failed, "checks": [asdict(result) for result in results], "memory": plan}))
+    elif args.plan is not None:
+        from edgespec.cli import doctor_memory
+
+        doctor_memory.show(args.plan, output)
     return FAILED if failed else 0
 
 
@@ -170,6 +178,9 @@ def _memory(args: argparse.Namespace) -> list[Check]:
 
     total, available = topology.host_total_bytes(), topology.host_available_bytes()
     detail = f"{size(available)} free of {size(total)} (limits of containers included)"
+    held = topology.nvmap_bytes()
+    if held is not None:
+        detail += f"; {size(held)} held by the GPU"
     if available < MIN_FREE_MEMORY:
         return [Check("memory", "warn", detail, "The default model needs about 0.6 GB: close other programs.")]
     return [Check("memory", "ok", detail)]
@@ -177,6 +188,7 @@ def _memory(args: argparse.Namespace) -> list[Check]:
 
 def _cache(args: argparse.Namespace) -> list[Check]:
     from edgespec import catalog
+    from edgespec.memory import topology
 
     folder = catalog.home(runtime.configured(args).home)
     advice = "Set EDGESPEC_HOME to a folder that you can write to."
@@ -188,7 +200,8 @@ def _cache(args: argparse.Namespace) -> list[Check]:
         return [Check("cache", "fail", f"{folder} cannot be written: {error.strerror or error}", advice)]
     used = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     free = shutil.disk_usage(folder).free
-    detail = f"{folder} holds {size(used)}; {size(free)} free on its disk"
+    kind = topology.storage_name(folder)
+    detail = f"{folder} holds {size(used)}; {size(free)} free on its disk" + (f" ({kind})" if kind else "")
     if free < MIN_FREE_DISK:
         return [Check("cache", "warn", detail, "Free some space, or " + advice[0].lower() + advice[1:])]
     return [Check("cache", "ok", detail)]
@@ -253,6 +266,25 @@ def _drafts(args: argparse.Namespace) -> list[Check]:
     return [Check("drafts", "ok", f"{len(good)} for {facts.name}: {', '.join(good) or 'none'} ({size_text})"), *bad]
 
 
+def _memory_plan(args: argparse.Namespace) -> list[Check]:
+    """Whether model, context and drafts fit the budget. The plan itself is left in `args` for the table."""
+    from edgespec.cli import doctor_memory
+
+    config = runtime.configured(args)
+    report = args.plan = doctor_memory.plan_of(config)
+    if report is None:
+        return [Check("memory plan", "ok", f"made when {config.model} is on this machine")]
+    advice = "; ".join(report.plan.advice())
+    if report.plan.refused:
+        return [Check("memory plan", "fail", doctor_memory.summary(report), advice)]
+    left_out = [row.part for row in report.plan.draft_rows() if not row.fits]
+    return [
+        Check(
+            "memory plan", "warn" if left_out or not report.plan.fits else "ok", doctor_memory.summary(report), advice
+        )
+    ]
+
+
 def _lossless(args: argparse.Namespace) -> list[Check]:
     from edgespec import selftest
 
@@ -286,4 +318,17 @@ def _read(path: str) -> str:
         return ""
 
 
-CHECKS = (_versions, _packages, _providers, _device, _memory, _cache, _configuration, _model, _drafts, _lossless, _bits)
+CHECKS = (
+    _versions,
+    _packages,
+    _providers,
+    _device,
+    _memory,
+    _cache,
+    _configuration,
+    _model,
+    _drafts,
+    _memory_plan,
+    _lossless,
+    _bits,
+)

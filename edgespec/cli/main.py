@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from edgespec import __version__
-from edgespec.cli import chat, demo, doctor, drafts, generate, pull, show_config
+from edgespec.cli import chat, demo, doctor, drafts, generate, predictor, pull, show_config
 from edgespec.cli.terminal import stderr, stdout
 from edgespec.errors import EdgespecError
 
@@ -56,6 +56,7 @@ def build_parser(argv: Sequence[str]) -> Parser:
     for command in (generate, chat, demo, doctor, pull, show_config):
         command.add_parser(subparsers)
     drafts.add_parser(subparsers, argv[1:2] if argv[:1] == ["drafts"] else ())
+    predictor.add_parser(subparsers)
     if argv[:1] == ["bench"]:
         importlib.import_module("edgespec.bench.cli").add_parser(subparsers)
         subparsers.choices["bench"].set_defaults(run=_bench)

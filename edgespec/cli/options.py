@@ -161,7 +161,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     return SamplingParams.from_dict(sampling_values(args))
 
 
-def gamma_value(text: str) -> int | str:
+def count_value(text: str) -> int | str:
     """'auto' or a whole number >= 0."""
     if text == "auto":
         return text
@@ -191,13 +191,23 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="the same, several names with commas between",
     )
     group.add_argument(
-        "--gamma", type=_argument(gamma_value), metavar="N", help="draft tokens a round: auto, or 0 and up"
+        "--gamma", type=_argument(count_value), metavar="N", help="draft tokens a round: auto, or 0 and up"
     )
     group.add_argument("--threads", type=_argument(_integer), metavar="N", help="threads of the CPU engine")
     group.add_argument("--device", metavar="DEVICE", help="auto, cpu, cuda, or torch-cpu (the float32 reference)")
     group.add_argument("--weight-format", metavar="FORMAT", help="exact (the file's own blocks), int8, or float32")
     group.add_argument("--context", type=_argument(_integer), metavar="N", help="longest conversation in tokens")
     group.add_argument("--memory-budget", metavar="SIZE", help="such as 1GiB or 80%%; what does not fit is refused")
+    group.add_argument(
+        "--resident",
+        type=_argument(count_value),
+        metavar="K",
+        help="drafts held in memory at once: auto (what fits), or 0 and up",
+    )
+    group.add_argument(
+        "--policy", metavar="NAME", help="what decides about drafts (default: edgespec), see docs/policies.md"
+    )
+    group.add_argument("--load-rate", metavar="SIZE", help="bytes per second at which drafts are read, such as 200MB")
     group.add_argument("--config", metavar="FILE", help="settings from a TOML file; flags go before it")
 
 
@@ -224,7 +234,18 @@ def draft_setting(values: list[str]) -> str | list[str]:
 
 def engine_values(args: argparse.Namespace) -> dict[str, Any]:
     """The engine settings that were given as flags, by the names of RuntimeConfig."""
-    names = ("model", "gamma", "threads", "device", "weight_format", "context", "memory_budget")
+    names = (
+        "model",
+        "gamma",
+        "threads",
+        "device",
+        "weight_format",
+        "context",
+        "memory_budget",
+        "resident",
+        "policy",
+        "load_rate",
+    )
     given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     if getattr(args, "draft", None):
         given["drafts"] = draft_setting(args.draft)

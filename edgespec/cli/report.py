@@ -44,18 +44,31 @@ def gamma_text(stats: GenerationStats) -> str:
     return f"{min(used)}-{max(used)} (mean {mean:.1f})"
 
 
-def status_line(result: GenerationResult, memory_bytes: int) -> str:
-    """The line under an answer: draft, gamma, accepted %, tokens per round, tokens/s, memory."""
+def status_line(result: GenerationResult, memory_bytes: int, held: str = "") -> str:
+    """The line under an answer: draft, gamma, accepted %, tokens per round, tokens/s, working set, loads, memory.
+
+    held: the working set in words, "" where all drafts are held.
+    """
     stats = result.stats
     parts = [f"draft {draft_names(stats.draft_share)}", f"gamma {gamma_text(stats)}"]
     parts.append(f"accepted {stats.acceptance_rate:.0%}" if stats.proposed_tokens else "nothing drafted")
     parts.append(f"{stats.mean_tokens_per_round:.2f} tokens/round")
     parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
     parts.append(f"{stats.new_tokens} tokens")
+    if held:
+        parts.append(f"held {held}")
+    if stats.loads:
+        parts.append(
+            f"{_loads(stats.loads)} in {stats.load_seconds_hidden + stats.load_seconds_exposed:.2f} s beside it"
+        )
     parts.append(size(memory_bytes))
     if result.finish_reason == "cancelled":
         parts.append("stopped by you")
     return ", ".join(parts)
+
+
+def _loads(count: int) -> str:
+    return "1 load" if count == 1 else f"{count} loads"
 
 
 def details(stats: GenerationStats) -> list[str]:
@@ -64,6 +77,11 @@ def details(stats: GenerationStats) -> list[str]:
     gammas = ", ".join(f"{gamma}: {rounds}" for gamma, rounds in sorted(stats.gamma_histogram.items())) or "-"
     parts = f"target {stats.target_seconds:.3f}, drafts {stats.draft_seconds:.3f}, rest {stats.bookkeeping_seconds:.3f}"
     decoded = f"1 + {stats.new_tokens - 1}" if stats.new_tokens else "0"  # the first one comes out of the prefill
+    waited = f"{stats.load_seconds_exposed:.3f} s waited for" if stats.load_seconds_exposed else "not waited for"
+    loads = f"{_loads(stats.loads)} ({stats.load_seconds_hidden:.3f} s, {waited}), {stats.switches} switches, "
+    loads += f"{stats.fallback_share:.1%} fallback"
+    beside = f"catch-up {stats.catch_up_seconds:.3f}, planning {stats.predictor_seconds:.3f}, "
+    beside += f"ranker {stats.ranker_seconds:.3f} in its own thread"
     accepted = f"{stats.accepted_tokens} of {stats.proposed_tokens} proposed ({stats.acceptance_rate:.0%})"
     mean = f"{stats.mean_tokens_per_round:.2f} tokens each"
     rows = [
@@ -77,6 +95,8 @@ def details(stats: GenerationStats) -> list[str]:
         ("by position", positions),
         ("gamma: rounds", gammas),
         ("seconds", parts),
+        ("beside", beside),
+        ("working set", loads),
         ("peak memory", size(stats.peak_memory_bytes)),
     ]
     if stats.energy_joules is not None:

@@ -14,7 +14,8 @@ TO_SECONDS = 1e-9
 class Counts:
     """Counts rounds as they happen; `stats` derives the rest. Decoding lasts from the first to the last emitted token.
 
-    stamps of a round: `perf_counter_ns()` at its begin, planned, drafted, verified, accepted, committed, end.
+    stamps of a round: `perf_counter_ns()` at its begin, read (catch-up done), planned, drafted, verified, accepted,
+    committed, end.
     """
 
     def __init__(self, drafts: Iterable[str], prompt_tokens: int) -> None:
@@ -36,7 +37,16 @@ class Counts:
         self._first = self._last = now
         self._stats.time_to_first_token_s = (now - began) * TO_SECONDS
 
-    def round(self, plan: Plan, draft: str | None, judged: int, stood: int, stamps: Sequence[int]) -> None:
+    def round(
+        self,
+        plan: Plan,
+        draft: str | None,
+        judged: int,
+        stood: int,
+        stamps: Sequence[int],
+        *,
+        fallback: bool,
+    ) -> None:
         s = self._stats
         s.rounds += 1
         s.proposed_tokens += judged
@@ -44,7 +54,7 @@ class Counts:
         s.gamma_histogram[plan.gamma] = s.gamma_histogram.get(plan.gamma, 0) + 1
         name = draft or "plain"
         s.draft_share[name] = s.draft_share.get(name, 0) + 1
-        self._fallbacks += draft != plan.draft
+        self._fallbacks += fallback or draft != plan.draft
         if draft is not None:
             s.switches += self._previous not in (None, draft)
             self._previous = draft
@@ -54,8 +64,9 @@ class Counts:
             for place in range(min(judged, stood + 1)):
                 self._tried[place] += 1
                 self._stood[place] += place < stood
-        begin, planned, drafted, verified, _accepted, committed, end = stamps
-        s.predictor_seconds += (planned - begin + end - committed) * TO_SECONDS
+        begin, read, planned, drafted, verified, _accepted, committed, end = stamps
+        s.catch_up_seconds += (read - begin) * TO_SECONDS
+        s.predictor_seconds += (planned - read + end - committed) * TO_SECONDS
         s.draft_seconds += (drafted - planned) * TO_SECONDS
         s.target_seconds += (verified - drafted) * TO_SECONDS
         s.bookkeeping_seconds += (committed - verified) * TO_SECONDS

@@ -10,12 +10,13 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from operator import index
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from drafts.base import FloatArray, Proposal
 from edgespec.decoding.acceptance import Outcome, accept
+from edgespec.decoding.catch_up import CatchUp, able
 from edgespec.decoding.counts import TO_SECONDS, Counts
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.sampling import LogitsPipeline, token_logprob
@@ -23,6 +24,25 @@ from edgespec.decoding.session import Session
 from edgespec.decoding.stopping import Answer
 from edgespec.results import GenerationResult, GenerationStats, TextDelta, TokenLogprob
 from predictor.planner import PLAIN, Candidate, Observation, Plan, Planner
+
+
+class Steering(Protocol):
+    """Looks after the working set while one answer is made. Nothing here may wait, nor raise."""
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Before the prefill."""
+
+    def chunk(self) -> None:
+        """Between two chunks of the prefill."""
+
+    def round(self, observation: Observation, emitted: Sequence[int], session: Session) -> None:
+        """After a round, outside of its lease."""
+
+    def saw(self, draft: str, right: bool) -> None:
+        """The first token that a draft guessed, as what ran or as a shadow, was judged."""
+
+    def preferred(self) -> str | None:
+        """The draft that is wanted most, resident or not."""
 
 
 class _Shadow(NamedTuple):
@@ -43,11 +63,18 @@ class Generation:
     After an exception from `step` (the target's failure, Ctrl-C) the generation is over as "cancelled" with the tokens
     that were committed, and the session is ready for the next one.
 
-    began_ns: `perf_counter_ns()` when the request arrived, for the time to the first token.
+    began_ns: `perf_counter_ns()` when the request arrived, for the time to the first token. steering: None = what is
+    resident is nobody's business here.
     """
 
     def __init__(
-        self, session: Session, prompt: Sequence[int], params: SamplingParams, *, began_ns: int | None = None
+        self,
+        session: Session,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        began_ns: int | None = None,
+        steering: Steering | None = None,
     ) -> None:
         self._began = perf_counter_ns() if began_ns is None else began_ns
         self.session = session
@@ -73,6 +100,8 @@ class Generation:
         self._planner: Planner = session.planner
         if not params.greedy and params.seed is not None:
             self._planner = session.planner.seeded()
+        self._steering = steering
+        self._catch_up = CatchUp()
         self._counts = Counts(session.statuses, len(self.prompt))
         self._cancelled = False
         self._begun = False
@@ -103,7 +132,10 @@ class Generation:
             return False
         try:
             if self._begun:
-                self._round()
+                with self.session.leased() as resident:
+                    observation, emitted = self._round(resident)
+                if self._steering is not None:
+                    self._steering.round(observation, emitted, self.session)
             else:
                 self._prefill()
             if self.finished:
@@ -185,7 +217,9 @@ class Generation:
         begin = perf_counter_ns()
         self._begun = True
         reused = self.session.start(self.prompt)
-        logits = self.session.prefill(lambda: self._cancelled)
+        if self._steering is not None:
+            self._steering.begin(self.prompt)
+        logits = self.session.prefill(self._between_chunks)
         end = perf_counter_ns()
         self._counts.prefilled(reused, begin, end, complete=logits is not None)
         if logits is None:
@@ -194,12 +228,20 @@ class Generation:
         self._commit(logits, [], accept([], [], logits, self._pipeline, self._rng), None)
         self._counts.first_token(self._began, perf_counter_ns())
 
-    def _round(self) -> None:
+    def _between_chunks(self) -> bool:
+        if self._steering is not None:
+            self._steering.chunk()
+        return self._cancelled
+
+    def _round(self, resident: frozenset[str]) -> tuple[Observation, list[int]]:
         session = self.session
         begin = perf_counter_ns()
-        plan, candidates = self._plan()
+        able_now = self._read_up()
+        read = perf_counter_ns()
+        plan, candidates = self._plan(able_now)
         shadows = self._guess_shadows(plan, candidates)
         planned = perf_counter_ns()
+        preferred = None if self._steering is None else self._steering.preferred()
         unread = session.unread(plan.draft) if plan.draft is not None else 0
         proposal = self._propose(plan) if plan.draft is not None else Proposal()
         draft = plan.draft if proposal.tokens else None
@@ -224,22 +266,50 @@ class Generation:
             target_seconds=(verified - drafted) * TO_SECONDS,
             caught_up=unread,
             asked=plan.gamma if plan.draft is not None else 0,
+            emitted=len(emitted),
         )
         self._learn(observation, shadows, emitted)
         end = perf_counter_ns()
-        stamps = (begin, planned, drafted, verified, accepted, committed, end)
-        self._counts.round(plan, draft, judged, stood, stamps)
+        stamps = (begin, read, planned, drafted, verified, accepted, committed, end)
+        missed = preferred is not None and preferred not in resident
+        self._counts.round(plan, draft, judged, stood, stamps, fallback=missed)
+        self._catch_up.earn((end - begin) * TO_SECONDS)
         if session.tracer.enabled:
             self._trace(plan, draft, observation, stamps)
+        return observation, emitted
 
-    def _plan(self) -> tuple[Plan, Sequence[Candidate]]:
-        """The planner's plan, clipped to what may still be emitted; a gamma of 0 looks at no draft."""
+    @property
+    def _limit(self) -> int:
+        """Tokens that a draft may still add, before the one that the target adds itself."""
+        return self.params.max_new_tokens - (len(self.session.tokens) - len(self.prompt)) - 1
+
+    def _read_up(self) -> Sequence[Candidate] | None:
+        """The drafts that may run in this round, after one that lags has read a piece of what it missed.
+
+        None if there is nothing to plan.
+        """
         session = self.session
-        made = len(session.tokens) - len(self.prompt)
-        limit = self.params.max_new_tokens - made - 1
-        if limit <= 0 or self._planner.off or not session.statuses:
-            return PLAIN, ()
+        if self._limit <= 0 or self._planner.off or not session.statuses:
+            return None
         candidates = session.candidates()
+        if self._steering is None:
+            return candidates  # who runs reads all it missed on the way
+        reading = self._catch_up.choose(candidates, self._steering.preferred())
+        if reading is None:
+            return able(candidates)
+        begin = perf_counter_ns()
+        before = next(c.behind for c in candidates if c.name == reading.draft)
+        left = session.catch_up(reading.draft, reading.limit)
+        end = perf_counter_ns()
+        self._catch_up.took(before - left, (end - begin) * TO_SECONDS)
+        session.tracer.event("catch-up", begin, end, draft=reading.draft, tokens=before - left, left=left)
+        return able([c._replace(behind=left) if c.name == reading.draft else c for c in candidates])
+
+    def _plan(self, candidates: Sequence[Candidate] | None) -> tuple[Plan, Sequence[Candidate]]:
+        """The planner's plan, clipped to what may still be emitted; a gamma of 0 looks at no draft."""
+        limit = self._limit
+        if candidates is None or limit <= 0:
+            return PLAIN, ()
         plan = self._planner.plan(candidates, limit)
         gamma = min(plan.gamma, limit)
         if plan.draft is None or gamma <= 0 or all(c.name != plan.draft for c in candidates):
@@ -300,17 +370,25 @@ class Generation:
 
     def _learn(self, observation: Observation, shadows: Iterable[_Shadow], emitted: list[int]) -> None:
         self._planner.observe(observation)
+        if observation.draft is not None and observation.proposed:
+            self._saw(observation.draft, observation.accepted)
         for candidate, guess, seconds, unread in shadows:
             comparable = min(len(guess), len(emitted))
             right = next((i for i in range(comparable) if guess[i] != emitted[i]), comparable)
             judged = min(right + 1, comparable)
             self._planner.credit(candidate, judged, right, drafted=len(guess), seconds=seconds, caught_up=unread)
+            if judged:
+                self._saw(candidate.name, right)
+
+    def _saw(self, draft: str, right: int) -> None:
+        if self._steering is not None:
+            self._steering.saw(draft, right > 0)
 
     def _trace(self, plan: Plan, draft: str | None, seen: Observation, stamps: Sequence[int]) -> None:
         event = self.session.tracer.event
-        begin, planned, drafted, verified, accepted, committed, end = stamps
+        begin, read, planned, drafted, verified, accepted, committed, end = stamps
         event("round", begin, end, draft=draft, gamma=plan.gamma, accepted=seen.accepted)
-        event("plan", begin, planned)
+        event("plan", read, planned)
         event("draft", planned, drafted, draft=plan.draft, tokens=seen.drafted)
         event("verify", drafted, verified, width=seen.width)
         event("accept", verified, accepted)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from drafts.base import Draft, DraftSession
+from drafts.base import Draft, DraftSession, Lagging, Loadable
 from drafts.states import DEFAULT_WINDOW, HiddenStates
 from edgespec.errors import EdgespecError, ModelError, PromptError
 from edgespec.models.base import Decoder, FloatArray, ForwardOutput, KVCache
@@ -25,6 +25,20 @@ _FAILURES = 3  # in a row, until a draft is given up
 _HOPELESS = (EdgespecError, MemoryError, OSError)  # damaged, missing or too big: the next round would fail again
 
 
+class Lease(Protocol):
+    """What is resident from `acquire` to the end of the block; none of it is unloaded meanwhile."""
+
+    @property
+    def names(self) -> frozenset[str]: ...
+
+
+class Residency(Protocol):
+    """The working set as a session sees it."""
+
+    def acquire(self) -> AbstractContextManager[Lease]:
+        """A snapshot of the drafts that are resident now. Never waits."""
+
+
 class DraftStatus:
     """A draft and its health, shared by all sessions of an engine. One with a `reason` is given up: not asked again."""
 
@@ -32,6 +46,7 @@ class DraftStatus:
         self.draft = draft
         self.name = draft.name
         self.free = bool(getattr(draft, "free", False))
+        self.loadable = isinstance(draft, Loadable)  # its weights come and go
         self.reads_hidden: bool = getattr(draft, "reads_hidden", False)
         self.window: int = getattr(draft, "window", DEFAULT_WINDOW)  # of hidden states that it looks at
         self.reason: str | None = None
@@ -68,7 +83,8 @@ class Session:
     the cache starts by cropping to it. So an exception or Ctrl-C at any point costs a few recomputed tokens, no more.
     The same holds for the target's hidden states, which are kept while some draft reads them.
 
-    planner: None = an AutoPlanner of this session's own. eos_ids: None = what tokenizer and model say.
+    planner: None = an AutoPlanner of this session's own. residency: says which of the drafts with weights are loaded;
+    None = those that are given stay so. eos_ids: None = what tokenizer and model say.
     context: positions to use at most, None = all the target has. chunk: prompt tokens of one forward.
     """
 
@@ -79,6 +95,7 @@ class Session:
         drafts: Iterable[Draft | DraftStatus] = (),
         *,
         planner: Planner | None = None,
+        residency: Residency | None = None,
         eos_ids: Iterable[int] | None = None,
         context: int | None = None,
         chunk: int = CHUNK,
@@ -94,6 +111,8 @@ class Session:
         self.eos_ids = frozenset(known)
         statuses = [d if isinstance(d, DraftStatus) else DraftStatus(d) for d in drafts]
         self.statuses = {status.name: status for status in statuses}
+        self._residency = residency
+        self._resident: frozenset[str] | None = None  # names of the lease that is held
         self.tokens: list[int] = []
         self.valid = 0
         self.turn = 0
@@ -101,6 +120,7 @@ class Session:
         self._cache: KVCache | None = None
         self._states: HiddenStates | None = None
         self._open: dict[str, DraftSession] = {}
+        self._lagging: dict[str, Lagging] = {}  # those of them that may have to read up
         self._read: dict[str, int] = {}  # how much of the conversation a draft had been given when it last proposed
 
     def check(self, prompt: Sequence[int]) -> list[int]:
@@ -203,16 +223,45 @@ class Session:
             raise ModelError(f"The target's cache has {self._cache.length} positions after a crop to {self.valid}.")
         return self._cache
 
+    @contextmanager
+    def leased(self) -> Iterator[frozenset[str]]:
+        """What is resident now stays so for the length of this block, and only that is a candidate."""
+        if self._residency is None:
+            yield frozenset(self.statuses)
+            return
+        with self._residency.acquire() as lease:
+            self._resident = lease.names
+            try:
+                yield lease.names
+            finally:
+                self._resident = frozenset()
+
     def candidates(self) -> list[Candidate]:
-        """The drafts that have not been given up, with what each has to go on."""
+        """The drafts that are resident and have not been given up, with what each has to go on."""
         found = []
         for name, status in self.statuses.items():
-            if status.active:
+            if status.active and self._present(status):
                 try:
-                    found.append(Candidate(name, self.draft(name).level(self.tokens), status.free))
+                    opened, lagging = self.draft(name), self._lagging.get(name)
+                    behind = 0 if lagging is None else lagging.behind(self.tokens)
+                    found.append(Candidate(name, opened.level(self.tokens), status.free, behind=behind))
                 except Exception as error:
                     self.draft_failed(name, error)
         return found
+
+    def _present(self, status: DraftStatus) -> bool:
+        if not status.loadable or self._residency is None:
+            return True
+        return self._resident is not None and status.name in self._resident
+
+    def catch_up(self, name: str, limit: int) -> int:
+        """Let a resident draft read at most `limit` of the tokens it missed; returns how many are left."""
+        lagging = self._lagging.get(name)
+        try:
+            return 0 if lagging is None else lagging.catch_up(self.tokens, limit)
+        except Exception as error:
+            self.draft_failed(name, error)
+            return 0
 
     def draft(self, name: str) -> DraftSession:
         """The draft's memory of this conversation, made when first needed."""
@@ -221,6 +270,8 @@ class Session:
             status = self.statuses[name]
             opened = status.draft.open(self._states_for_drafts()) if status.reads_hidden else status.draft.open()
             self._open[name] = opened
+            if isinstance(opened, Lagging):
+                self._lagging[name] = opened
         return opened
 
     def unread(self, name: str) -> int:
@@ -234,9 +285,15 @@ class Session:
         self.statuses[name].failed(error)
         self._read.pop(name, None)
         opened = self._open.pop(name, None)
+        self._lagging.pop(name, None)
         if opened is not None:
             with suppress(Exception):
                 opened.close()
+
+    @property
+    def states(self) -> HiddenStates | None:
+        """The target's recent hidden states; None while no draft reads them."""
+        return self._states
 
     @property
     def nbytes(self) -> int:
@@ -252,4 +309,5 @@ class Session:
             with suppress(Exception):
                 opened.close()
         self._open.clear()
+        self._lagging.clear()
         self._states = None  # after the drafts that hold it

@@ -10,8 +10,11 @@ the machine has.
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -35,13 +38,14 @@ class Topology:
 
     total_bytes: what may ever be used: the machine's memory, or the least limit set on this process, or the GPU's own.
     device_memory: for "discrete", returns (free bytes, total bytes) of the GPU, as torch.cuda.mem_get_info does.
-    root: where /proc and /sys are looked for (tests use another one).
+    root: where /proc and /sys are looked for (tests use another one). name: of the device, "" where it has none.
     """
 
     kind: Kind
     total_bytes: int
     device_memory: DeviceMemory | None = None
     root: Path = _SYSTEM_ROOT
+    name: str = ""
 
     def available_bytes(self) -> int:
         """How many more bytes can be taken now."""
@@ -49,15 +53,34 @@ class Topology:
             return self.device_memory()[0]
         return host_available_bytes(self.root)
 
+    def used_bytes(self) -> int:
+        """What this process has taken where the budget counts: resident memory, and on a Jetson what its GPU holds.
 
-def detect(device: str = "cpu", *, device_memory: DeviceMemory | None = None, root: Path = _SYSTEM_ROOT) -> Topology:
-    """The topology seen by an engine on `device` ("cuda" or any CPU engine's name)."""
+        Resident memory does not show the GPU's allocations there (nvmap); those of all processes are counted, since
+        only root can tell them apart.
+        """
+        return process_memory() + (nvmap_bytes(self.root) or 0 if self.kind == "unified" else 0)
+
+
+def detect(
+    device: str = "cpu",
+    *,
+    device_memory: DeviceMemory | None = None,
+    integrated: bool | None = None,
+    root: Path = _SYSTEM_ROOT,
+) -> Topology:
+    """The topology seen by an engine on `device` ("cuda" or any CPU engine's name).
+
+    device_memory: (free, total) bytes of the GPU, used where it has memory of its own. integrated: what the GPU's
+    driver says about that (`is_integrated` of its properties), None = found from the system.
+    """
+    name = device_name(root)
     if device.startswith("cuda"):
-        if is_integrated(root):
-            return Topology("unified", host_total_bytes(root), root=root)
+        if is_integrated(root) if integrated is None else integrated:
+            return Topology("unified", host_total_bytes(root), root=root, name=name)
         if device_memory is not None:
-            return Topology("discrete", device_memory()[1], device_memory, root)
-    return Topology("cpu", host_total_bytes(root), root=root)
+            return Topology("discrete", device_memory()[1], device_memory, root, name)
+    return Topology("cpu", host_total_bytes(root), root=root, name=name)
 
 
 def is_integrated(root: Path = _SYSTEM_ROOT) -> bool:
@@ -65,7 +88,65 @@ def is_integrated(root: Path = _SYSTEM_ROOT) -> bool:
     if (root / "etc/nv_tegra_release").exists():
         return True
     compatible = _read(root / "proc/device-tree/compatible") or ""
-    return "nvidia,tegra" in compatible
+    return "nvidia,tegra" in compatible or "Jetson" in device_name(root)
+
+
+def device_name(root: Path = _SYSTEM_ROOT) -> str:
+    """What the board or the computer calls itself, "" if it does not say.
+
+    Boards say it in the device tree (which containers for Jetson copy to /tmp), computers in the tables of their BIOS.
+    """
+    for place in ("proc/device-tree/model", "tmp/nv_jetson_model", "sys/class/dmi/id/product_name"):
+        name = (_read(root / place) or "").strip("\0 \n")
+        if name:
+            return name
+    return ""
+
+
+def soc(root: Path = _SYSTEM_ROOT) -> str:
+    """The Tegra chip: "tegra234" (Orin), "tegra264" (Thor); "" on anything else."""
+    found = re.search(r"nvidia,(tegra\d+)", _read(root / "proc/device-tree/compatible") or "")
+    return found[1] if found else ""
+
+
+def l4t_version(root: Path = _SYSTEM_ROOT) -> str:
+    """The release of Jetson Linux, such as "36.4.3"; "" where it is not that."""
+    found = re.search(r"R(\d+).*REVISION:\s*([\d.]+)", _read(root / "etc/nv_tegra_release") or "")
+    return f"{found[1]}.{found[2]}" if found else ""
+
+
+def nvmap_bytes(root: Path = _SYSTEM_ROOT) -> int | None:
+    """What GPU and codecs of a Jetson hold of the one memory, all processes together; None where it is not told.
+
+    /proc/meminfo has it on most releases; the clients' table needs root, and says 0 on Thor.
+    """
+    used = _meminfo(root, "NvMapMemUsed")
+    if used is not None:
+        return used
+    for line in (_read(root / "sys/kernel/debug/nvmap/iovmm/clients") or "").splitlines():
+        name, _, size = line.strip().rpartition(" ")
+        if name.strip() == "total" and re.fullmatch(r"\d+K", size):
+            return int(size[:-1]) * 1024
+    return None
+
+
+def storage_name(path: Path, root: Path = _SYSTEM_ROOT, *, device: int | None = None) -> str:
+    """What holds the file or folder `path`: "NVMe", "SD or eMMC card", "SSD", "hard disk", or "" if it is not seen.
+
+    device: its device number, None = looked up.
+    """
+    with suppress(OSError):
+        number = os.stat(path).st_dev if device is None else device
+        block = (root / f"sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve(strict=True)
+        if block.name.startswith("nvme"):
+            return "NVMe"
+        if block.name.startswith("mmcblk"):
+            return "SD or eMMC card"
+        for folder in (block, block.parent):  # a partition lies in the folder of its disk
+            rotational = _number(folder / "queue/rotational")
+            if rotational is not None:
+                return "hard disk" if rotational else "SSD"
+    return ""
 
 
 def host_total_bytes(root: Path = _SYSTEM_ROOT) -> int:

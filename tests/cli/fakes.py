@@ -74,6 +74,9 @@ class FakeEngine:
     def memory_bytes(self) -> int:
         return 412_000_000
 
+    def held(self) -> str:
+        return ""
+
     def use_draft(self, name: str) -> None:
         if name not in (*self.drafts, "auto", "off"):
             raise DraftError(f"There is no draft '{name}'; loaded are {', '.join(self.drafts)}.")

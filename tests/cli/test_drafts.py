@@ -235,7 +235,7 @@ def test_verify_notices_a_draft_that_does_not_work(
         return session
 
     if fault == "memory":
-        monkeypatch.setattr("edgespec.draft_loading.head_bytes", lambda spec: {"weights": 1 << 60})
+        monkeypatch.setattr(HeadDraft, "slot_bytes", property(lambda self: 1 << 60))
     else:
         monkeypatch.setattr(HeadDraft, "open", broken)
     code, data = as_json_quiet(run, "verify", "code")

@@ -88,8 +88,8 @@ def test_the_clock_of_the_first_token_starts_with_the_request(monkeypatch: pytes
     list(generation.deltas())
     stats = generation.stats
     assert stats.time_to_first_token_s == pytest.approx(5e-3, rel=0.01)
-    # Two rounds of seven stamps each; the time between rounds belongs to decoding but to none of its parts.
-    assert stats.decode_seconds == pytest.approx(14e-6)
+    # Two rounds of eight stamps each; the time between rounds belongs to decoding but to none of its parts.
+    assert stats.decode_seconds == pytest.approx(16e-6)
     assert stats.target_seconds == stats.draft_seconds == pytest.approx(2e-6)
 
 

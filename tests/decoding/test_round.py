@@ -335,5 +335,5 @@ def test_rounds_are_traced_whole_and_in_parts(text: list[int]) -> None:
     assert events["verify"].args == {"width": 4}
     ends = [events[name].end_ns for name in parts[1:]]
     assert ends == sorted(ends)
-    assert events["plan"].begin_ns == events["round"].begin_ns
+    assert events["plan"].begin_ns >= events["round"].begin_ns
     assert events["learn"].end_ns == events["round"].end_ns

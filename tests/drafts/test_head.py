@@ -363,7 +363,7 @@ def test_catching_up_reads_at_most_a_window(monkeypatch: pytest.MonkeyPatch) -> 
 def test_long_blocks_end_where_the_buffers_do() -> None:
     _, talk = make()
     talk.say(300)
-    assert len(talk.session.propose(talk.tokens, 1000, BEST)) == head_session._SLACK
+    assert len(talk.session.propose(talk.tokens, 1000, BEST)) == head_session.SLACK
 
 
 @pytest.mark.usefixtures("float_products")
@@ -373,7 +373,7 @@ def test_embeddings_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> N
     for count in (12, 3, 1, 5, 2):
         talk.say(count)
         assert talk.error(talk.session.propose(talk.tokens, 3, BEST), talk.expected(3)) < 1e-4
-        assert len(draft._embeddings) <= 8  # the limit, or what one call asks for
+        assert len(draft._embeddings._kept) <= 8  # the limit, or what one call asks for
 
 
 # Trouble
@@ -433,7 +433,7 @@ def test_a_call_that_fails_or_is_interrupted_leaves_no_trace(
 @pytest.mark.skipif(sys.gettrace() is not None, reason="needs the trace hook for itself")
 def test_ctrl_c_at_any_line_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Trip, "FILES", ("drafts/head_session.py",))
-    monkeypatch.setattr(head_session, "_SLACK", 6)  # rows are moved often
+    monkeypatch.setattr(head_session, "SLACK", 6)  # rows are moved often
     draft, _ = make()
 
     target, weights = toy(), random_head(SPEC, vocab_of(SPEC), 3)
@@ -467,7 +467,7 @@ def test_a_closed_session_and_a_closed_draft() -> None:
     assert draft.nbytes > 0
     draft.close()
     assert draft.nbytes == 0
-    with pytest.raises(DraftError, match="tiny is closed"):
+    with pytest.raises(DraftError, match="tiny is not loaded"):
         talk.session.propose(talk.tokens, 3, BEST)
 
 

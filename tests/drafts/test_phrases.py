@@ -303,7 +303,7 @@ def test_what_was_measured_of_it_does_not_replace_what_its_levels_say(target: Pa
 
     folder = write_phrases(tmp_path / "phrases", target, acceptance={"code": Acceptance(0.2, 0.2, 0.1, 0.3, 9)})
     with load(target, drafts=[str(folder)]) as engine:
-        assert [engine._auto._arm("phrases", level).rates()[0] for level in (2, 6)] == pytest.approx([0.3, 0.75])
+        assert [engine._held.policy._arm("phrases", level).rates()[0] for level in (2, 6)] == pytest.approx([0.3, 0.75])
 
 
 def test_verify_looks_into_it(target: Path, tmp_path: Path) -> None:

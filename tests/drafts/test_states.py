@@ -43,7 +43,7 @@ def test_any_history_holds_the_last_window_exactly(window: int, seed: int) -> No
             states.crop(end)
         elif kind < 0.3:
             end += rng.randrange(1, 5)  # positions that nobody wrote
-        start, count = end, rng.randrange(0, 3 * window if kind > 0.9 else 5)
+        start, count = end, rng.randrange(0, 5 * window if kind > 0.9 else 5)
         if start > states.end or start <= states.begin:
             oldest = start
         states.write(start, rows(start, start + count, version))
@@ -51,10 +51,10 @@ def test_any_history_holds_the_last_window_exactly(window: int, seed: int) -> No
         truth.update({position: row(position, version) for position in range(start, end)})
         check(states, truth)
         assert states.end == end
-        # All of the last window that was not dropped before by a longer text.
+        # All of the last window, and the one before it, that was not dropped before by a longer text.
         oldest = max(oldest, states.begin)
-        assert states.begin <= max(oldest, end - window)
-        assert states._buffer.nbytes <= (2 * window + 64) * SIZE * 4
+        assert states.begin <= max(oldest, end - 2 * window)
+        assert states._buffer.nbytes <= (3 * window + 64) * SIZE * 4
 
 
 def test_a_write_into_the_past_forgets_what_followed() -> None:
@@ -92,6 +92,15 @@ def test_a_crop_into_the_past_leaves_fewer_rows_than_the_window() -> None:
     assert len(states) == 0
     states.crop(0)
     assert (states.begin, states.end) == (0, 0)
+
+
+def test_a_crop_by_a_window_leaves_a_window_whenever_it_comes() -> None:
+    for length in range(60, 300):
+        states = HiddenStates(SIZE, 16)
+        for start in range(length):
+            states.write(start, rows(start, start + 1))
+        states.crop(length - 16)
+        assert len(states) >= 16, length
 
 
 def test_widening_keeps_what_is_there() -> None:

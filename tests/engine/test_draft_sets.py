@@ -12,7 +12,7 @@ from drafts import zoo
 from drafts.head import FILE_NAME
 from drafts.manifest import MANIFEST, Acceptance
 from edgespec import SamplingParams
-from edgespec.draft_loading import head_bytes, load_draft
+from edgespec.draft_loading import load_draft
 from edgespec.errors import DraftError
 from edgespec.loading import target_facts
 from tests.support.draft_sets import edit, write_draft, write_standalone
@@ -142,20 +142,35 @@ def test_a_set_that_is_removed_while_it_is_used_is_missed_by_nobody(target, trai
         assert list(engine.drafts) == ["ngram"]
 
 
-def test_heads_are_planned_and_refused_before_they_are_read(target, trained, monkeypatch):
+def test_heads_get_the_slots_that_fit_and_are_refused_before_they_are_read(target, trained, monkeypatch):
     with load(target, drafts=None, context=256) as engine:
         planned = sum(engine._target.planned.values())
-    spec = zoo.head_spec(zoo.read_entry(trained / "code").manifest)
-    one = sum(head_bytes(spec).values())
-    with load(target, context=256, memory_budget=planned + one + 1000) as engine:
-        assert engine.drafts["general"] == "active"
-        assert "are needed" in engine.drafts["code"]
-        assert engine._target.planned["draft general"] == one
-        assert one >= {info.name: info.nbytes for info in engine.draft_infos()}["general"]
+    with load(target, context=256) as engine:
+        heads = [status.draft for status in engine._statuses.values() if status.loadable]
+        always = sum(draft.conversation_bytes for draft in heads)
+        one = max(draft.slot_bytes for draft in heads)
+        assert engine.working_set.slots == len(heads)
+    with load(target, context=256, memory_budget=planned + always + one + 1000) as engine:
+        assert engine.working_set.slots == 1
+        states = [engine.drafts[draft.name] for draft in heads]
+        assert states.count("active") == 1
+        assert set(states) <= {"active", "cold", "warm"}
+        assert engine._target.planned["1 draft slots"] == one
+        assert one >= max(info.nbytes for info in engine.draft_infos())
         assert engine.generate(QUESTION, GREEDY).token_ids == plain(engine, QUESTION)
     monkeypatch.setattr(zoo, "read_head", lambda *_: pytest.fail("it was read"))
-    with load(target, drafts=["code"], context=256, memory_budget=planned + 1000) as engine:
+    with load(target, drafts=["code"], context=256, memory_budget=planned + always + 1000) as engine:
         assert "are needed" in engine.drafts["code"]
+        assert engine.generate(QUESTION, GREEDY).stats.draft_share.get("code", 0) == 0
+
+
+def test_as_many_drafts_are_held_as_were_asked_for(target, trained):
+    with load(target, resident=2) as engine:
+        assert engine.working_set.slots == 2
+        assert engine.generate(QUESTION, GREEDY).token_ids == plain(engine, QUESTION)
+    with load(target, resident=0) as engine:
+        assert engine.drafts["code"] == "cold"
+        assert engine.generate(QUESTION, GREEDY).token_ids == plain(engine, QUESTION)
 
 
 def test_a_standalone_draft_of_a_set(target, trained):
@@ -176,11 +191,11 @@ def test_the_planner_starts_from_what_was_measured(target, trained):
         acceptance={"chat": Acceptance(0.8, 1.5, 1.4, 1.6, 9), "code": Acceptance(0.2, 0.2, 0.1, 0.3, 9)},
     )
     with load(target) as engine:
-        assert engine._auto._arm("chat", 1).rates()[0] == pytest.approx(0.9 * 0.5)
-        assert engine._auto._arm("code", 1).rates()[0] == pytest.approx(0.9 * 0.5)
+        assert engine._held.policy._arm("chat", 1).rates()[0] == pytest.approx(0.9 * 0.5)
+        assert engine._held.policy._arm("code", 1).rates()[0] == pytest.approx(0.9 * 0.5)
     edit(trained / "chat", "first = 0.8", "first = 0.6")
     with load(target) as engine:
-        assert engine._auto._arm("chat", 1).rates()[0] == pytest.approx(0.9 * 0.4)
+        assert engine._held.policy._arm("chat", 1).rates()[0] == pytest.approx(0.9 * 0.4)
 
 
 def test_shadows_of_heads_are_made_and_paid_for(target, trained):
@@ -189,20 +204,20 @@ def test_shadows_of_heads_are_made_and_paid_for(target, trained):
         params = SamplingParams(max_new_tokens=100, ignore_eos=True)
         result = engine.generate(QUESTION, params)
         assert result.token_ids == plain(engine, QUESTION, params)
-        tried = {name: engine._auto._arm(name, 1)._slow[0][1] for name in ("code", "general", "math")}
+        tried = {name: engine._held.policy._arm(name, 1)._slow[0][1] for name in ("code", "general", "math")}
         assert all(tries >= 1 for tries in tried.values())
 
 
 def test_steps_are_timed_before_the_first_request_once_for_an_architecture(target, trained, monkeypatch):
     with load(target) as engine:
-        costs = engine._auto.costs
+        costs = engine._held.policy.costs
         key = zoo.head_spec(zoo.read_entry(trained / "code").manifest).key
         assert costs.to_json()["drafts"].keys() == {key}
         assert costs.draft("code") == costs.draft("math") == costs.draft("general")
     with load(target, drafts=None) as engine:
-        assert engine._auto.costs.to_json()["drafts"].keys() == {key}  # kept for the next start
+        assert engine._held.policy.costs.to_json()["drafts"].keys() == {key}  # kept for the next start
         assert engine.add_draft("code").status == "active"
-        assert engine._auto.costs.knows("code")
+        assert engine._held.policy.costs.knows("code")
 
 
 def test_a_draft_that_fails_while_it_is_timed_is_given_up(target, trained, monkeypatch, caplog):

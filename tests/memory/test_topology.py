@@ -128,3 +128,85 @@ def test_the_peak_is_this_process_s_own() -> None:
     child, parent = map(int, done.stdout.split())
     assert child < 200 * 2**20
     assert parent > 300 * 2**20
+
+
+def board(root: Path, *, model: str, compatible: str, release: str = "", meminfo: str = "") -> Path:
+    """A Jetson: 8 GiB, 2 GiB free, and most of the rest in the page cache."""
+    total = f"MemTotal: {8 * 2**20} kB\nMemFree: {2 * 2**20} kB\nMemAvailable: {6 * 2**20} kB\n{meminfo}"
+    files = {"proc/meminfo": total, "proc/device-tree/model": model, "proc/device-tree/compatible": compatible}
+    for path, text in {**files, "etc/nv_tegra_release": release}.items():
+        if text:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
+    return root
+
+
+def test_an_orin_nano(tmp_path: Path) -> None:
+    """Free is what the kernel calls available: the driver's number (its second one here) counts page cache as used."""
+    release = "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: ...\n"
+    name, chip = "NVIDIA Jetson Orin Nano Developer Kit\0", "nvidia,p3768-0000+p3767-0005\0nvidia,tegra234\0"
+    root = board(tmp_path, model=name, compatible=chip, release=release, meminfo="NvMapMemUsed: 1024 kB\n")
+    seen = topology.detect("cuda", device_memory=lambda: (2 * GIB, 8 * GIB), root=root)
+    assert (seen.kind, seen.name) == ("unified", "NVIDIA Jetson Orin Nano Developer Kit")
+    assert (seen.total_bytes, seen.available_bytes()) == (8 * GIB, 6 * GIB)
+    assert (topology.soc(root), topology.l4t_version(root)) == ("tegra234", "36.4.3")
+    assert topology.nvmap_bytes(root) == 2**20
+    assert seen.used_bytes() > topology.process_memory() // 2 + 2**20
+
+
+def test_a_thor_does_not_tell_what_its_gpu_holds(tmp_path: Path) -> None:
+    root = board(tmp_path, model="NVIDIA Jetson AGX Thor Developer Kit\0", compatible="nvidia,tegra264\0")
+    seen = topology.detect("cuda", root=root)
+    assert (seen.kind, topology.soc(root), topology.l4t_version(root)) == ("unified", "tegra264", "")
+    assert topology.nvmap_bytes(root) is None
+    assert seen.used_bytes() > 0
+
+
+def test_a_jetson_s_container_without_a_device_tree(tmp_path: Path) -> None:
+    root = system(tmp_path, cgroup="0::/\n", files={})
+    (root / "tmp").mkdir()
+    (root / "tmp/nv_jetson_model").write_bytes(b"NVIDIA Jetson Orin NX\0")
+    assert topology.detect("cuda", device_memory=lambda: (1, 1), root=root).kind == "unified"
+
+
+def test_nvmap_from_the_clients_table(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/kernel/debug/nvmap/iovmm"
+    folder.mkdir(parents=True)
+    table = "CLIENT PROCESS PID SIZE\nuser  python  17  4096K\ntotal   5120K\n"
+    (folder / "clients").write_text(table)
+    assert topology.nvmap_bytes(tmp_path) == 5120 * 1024
+
+
+def test_a_desktop_and_a_laptop(tmp_path: Path) -> None:
+    root = system(tmp_path, cgroup="0::/\n", files={})
+    (root / "sys/class/dmi/id").mkdir(parents=True)
+    (root / "sys/class/dmi/id/product_name").write_text("ThinkPad X1\n")
+    desktop = topology.detect("cuda", device_memory=lambda: (20 * GIB, 24 * GIB), root=root)
+    assert (desktop.kind, desktop.available_bytes()) == ("discrete", 20 * GIB)
+    laptop = topology.detect("cpu", root=root)
+    assert (laptop.kind, laptop.name, laptop.available_bytes()) == ("cpu", "ThinkPad X1", 8 * GIB)
+    assert topology.nvmap_bytes(root) is None
+
+
+def test_the_driver_knows_best_whether_a_gpu_is_integrated(tmp_path: Path) -> None:
+    """Others than Tegras have one memory too."""
+    root = system(tmp_path, cgroup="0::/\n", files={})
+    spark = topology.detect("cuda", device_memory=lambda: (GIB, 128 * GIB), integrated=True, root=root)
+    assert (spark.kind, spark.available_bytes()) == ("unified", 8 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("disk", "rotational", "words"),
+    [("nvme0n1", "0", "NVMe"), ("mmcblk1", "0", "SD or eMMC card"), ("sda", "1", "hard disk"), ("sdb", "0", "SSD")],
+)
+def test_storage(tmp_path: Path, disk: str, rotational: str, words: str) -> None:
+    """A partition is a folder inside its disk's, where the queue is."""
+    partition = tmp_path / "sys/devices" / disk / f"{disk}p1"
+    partition.mkdir(parents=True)
+    (partition.parent / "queue").mkdir()
+    (partition.parent / "queue/rotational").write_text(rotational + "\n")
+    (tmp_path / "sys/dev/block").mkdir(parents=True)
+    (tmp_path / "sys/dev/block/8:3").symlink_to(partition)
+    device = 8 << 8 | 3
+    assert topology.storage_name(tmp_path, tmp_path, device=device) == words
+    assert topology.storage_name(tmp_path, tmp_path, device=device + 1) == ""

@@ -124,3 +124,74 @@ def test_one_busy_moment_at_the_start_does_not_last() -> None:
     for _ in range(5):
         table.observe_draft("code", 0.05)
     assert table.draft("code") < 0.2
+
+
+# Loads, catch-up, switches
+
+
+def test_loads_are_medians_that_drafts_of_one_architecture_share() -> None:
+    table = CostTable({1: 1.0})
+    assert table.load("code") == 3.0  # a few plain steps, until one was seen
+    table.file_under("code", "head-32")
+    for seconds in (0.1, 0.12, 5.0, 0.11, math.nan, -1.0):
+        table.observe_load("code", seconds)
+    assert table.load("code") == 0.11  # one load that stalled moves nothing
+    assert table.load("head-32") == 0.11
+    assert table.load("other") == 0.11  # as the slowest known
+    for _ in range(9):
+        table.observe_load("code", 0.3)
+    assert table.load("code") == 0.3
+
+
+def test_catch_up_is_priced_by_token() -> None:
+    table = CostTable({1: 1.0}, {"a": 0.08})
+    assert table.catch_up("a", 0) == table.catch_up("a", -3) == 0.0
+    assert table.catch_up("a", 10) == pytest.approx(0.2)  # a guess: a quarter of a step
+    table.observe_catch_up("a", 100, 0.5)
+    table.observe_catch_up("a", 0, 0.5)
+    assert table.catch_up("a", 10) == pytest.approx(0.05)
+
+
+def test_a_switch_is_free_until_measured() -> None:
+    table = CostTable({1: 1.0})
+    assert table.switch() == 0.0
+    for seconds in (0.2, 0.1, 0.3):
+        table.observe_switch(seconds)
+    assert table.switch() == 0.2
+
+
+def test_loads_are_saved_and_older_files_read() -> None:
+    table = CostTable(MEASURED, {"a": 0.001}, loads={"a": 0.1}, catch_up={"a": 1e-5}, switch=1e-3)
+    data = json.loads(json.dumps(table.to_json()))
+    again = CostTable.from_json(data)
+    assert again.to_json() == data
+    assert (again.load("a"), again.catch_up("a", 100), again.switch()) == (0.1, pytest.approx(1e-3), 1e-3)
+    older = CostTable.from_json({"verify": data["verify"], "drafts": data["drafts"]})
+    assert older.to_json().keys() == {"verify", "drafts"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"loads": {"a": -1.0}},
+        {"loads": {"a": math.nan}},
+        {"loads": {"a": 1e9}},
+        {"loads": 3},
+        {"catch_up": {"a": "slow"}},
+        {"catch_up": {"a": math.inf}},
+        {"switch": -1.0},
+        {"switch": []},
+    ],
+)
+def test_damaged_loads_are_refused(more: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        CostTable.from_json({"verify": {"1": 1.0}, "drafts": {}, **more})
+
+
+def test_a_sample_as_expected_keeps_the_curve_and_another_does_not() -> None:
+    table = CostTable(MEASURED)
+    before = list(table.curve(9))
+    table.observe_verify(4, MEASURED[4])
+    assert list(table.curve(9)) == before
+    table.observe_verify(4, 2 * MEASURED[4])
+    assert table.curve(9)[3] > before[3]

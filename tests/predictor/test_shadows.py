@@ -108,7 +108,7 @@ def test_another_request_asks_everybody_again() -> None:
     assert sum(asked.values()) >= len(NAMES) - 1
     before = Counter(game.shadowed)
     game.play(80)  # and then it is quiet again
-    assert sum((game.shadowed - before).values()) <= 80 / EVERY + 2
+    assert sum((game.shadowed - before).values()) <= 80 / EVERY + 4
 
 
 @pytest.mark.parametrize("read_up", [0.0, 0.4])
@@ -138,7 +138,8 @@ def test_cheap_drafts_are_not_probed() -> None:
     game = Game(planner_of(STEEP), lambda name: 0.02)
     game.play(100)
     assert set(game.play(300)) == {PLAIN}
-    assert sum(game.shadowed.values()) >= 300 / EVERY - 5
+    # Where no draft comes near to paying they are asked four times more rarely, but never not at all.
+    assert 300 / EVERY / 4 - 5 <= sum(game.shadowed.values()) <= 300 / EVERY / 2 + 15
     assert set(game.shadowed) == set(NAMES)
 
 

@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from drafts.head import FILE_NAME, HeadSpec, HeadWeights, write_head_file
+from drafts.base import LoadCancelled
+from drafts.head import FILE_NAME, HeadDraft, HeadSpec, HeadWeights, write_head_file
+from drafts.head_file import HeadFile
+from drafts.head_image import StoredHead
+from drafts.load_now import OwnSlot, Unhindered
+from drafts.manifest import FileInfo
 from edgespec.models.base import Decoder
 
 TINY: dict[str, Any] = {
@@ -98,3 +103,52 @@ def fitted_head(target: Decoder, texts: Sequence[Sequence[int]], spec: HeadSpec 
 
 def _rms(x: np.ndarray) -> np.ndarray:
     return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5)
+
+
+class Hindered(Unhindered):
+    """Counts the places where a load may be called off, and calls it off at the `end`th of them (0: nowhere)."""
+
+    def __init__(self, end: int = 0) -> None:
+        self.end = end
+        self.places = 0
+        self.nbytes = 0
+
+    def checkpoint(self) -> None:
+        self.places += 1
+        if self.places == self.end:
+            raise LoadCancelled
+
+    def read(self, fd: int, into: memoryview, offset: int) -> None:
+        self.checkpoint()
+        super().read(fd, into, offset)
+        self.nbytes += len(into)
+
+
+def stored_head(
+    folder: Path, target: Decoder, *, spec: HeadSpec | None = None, vocab: Sequence[int] | None = None, seed: int = 0
+) -> HeadDraft:
+    """A draft whose weights are in `folder` and not loaded; images go to the folder `images` beside it."""
+    spec = spec or tiny_spec()
+    path = write_head(folder, spec, vocab, seed)
+    return draft_of(path, target, spec)
+
+
+def draft_of(path: Path, target: Decoder, spec: HeadSpec, temperature: float = 1.0) -> HeadDraft:
+    """The draft whose weights are in `path`, believed to be as they are now."""
+    folder = path.parent
+    source = StoredHead(
+        folder,
+        FileInfo.of(path),
+        lambda: HeadFile.read(path, spec),
+        name=folder.name,
+        fingerprint="f" * 64,
+        images=folder.parent / "images",
+    )
+    return HeadDraft(folder.name, spec, source, target, temperature=temperature, threads=1)
+
+
+def load_into(draft: HeadDraft, control: Unhindered | None = None) -> OwnSlot:
+    """Load `draft` into a slot of its own, which is returned."""
+    slot = OwnSlot(draft.buffer_bytes)
+    draft.load(slot, control or Unhindered())
+    return slot

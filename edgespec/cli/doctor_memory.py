@@ -1,0 +1,176 @@
+"""The memory plan of `edgespec doctor`: from the configured model and drafts, by headers and manifests alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from edgespec import catalog, loading
+from edgespec.cli.terminal import Output
+from edgespec.draft_loading import named
+from edgespec.errors import ConfigError, EdgespecError
+from edgespec.memory import topology
+from edgespec.memory.budget import format_bytes, parse_budget
+from edgespec.memory.plan import DraftNeed, MemoryPlan, Row
+from edgespec.models.build import planned_bytes
+from edgespec.models.weights import WeightFile, open_weights
+
+if TYPE_CHECKING:
+    from drafts.zoo import Entry, TargetFacts
+    from edgespec.config import RuntimeConfig
+
+_LEAST_CONTEXT = 512
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """A plan with what it was made from. notes: drafts that are not in it, and why."""
+
+    plan: MemoryPlan
+    topology: topology.Topology
+    available: int
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        plan, there = self.plan, self.topology
+        device = {"kind": there.kind, "name": there.name, "soc": topology.soc(there.root)}
+        return {
+            "device": {**device, "total_bytes": there.total_bytes, "available_bytes": self.available},
+            "budget_bytes": plan.budget,
+            "context": plan.context,
+            "slots": plan.slots,
+            "slot_bytes": plan.slot_bytes,
+            "parts": [_row(row) for row in plan.rows()],
+            "drafts": [_row(row) for row in plan.draft_rows()],
+            "fits": plan.fits,
+            "advice": plan.advice(),
+            "notes": list(self.notes),
+        }
+
+
+def plan_of(config: RuntimeConfig) -> PlanReport | None:
+    """The memory plan of these settings; None if the model is not on this machine. Raises EdgespecError."""
+    facts, path = loading.target_facts(config), catalog.located(config.model, home=config.home)
+    if facts is None or path is None:
+        return None
+    there = topology.detect(loading.device_of(config))
+    available = there.available_bytes()
+    budget = min(parse_budget(config.memory_budget, there), available)
+    with open_weights(path) as weights:
+        spec = weights.spec
+        target, position = _weight_bytes(weights, config), loading.position_bytes(spec)
+        workspace = loading._WORKSPACE
+        context = config.context
+        if context is None:  # as the engine does: the longest that fits, within reason
+            longest = min(loading.DEFAULT_CONTEXT, spec.max_positions)
+            fitting = (budget - target - workspace) // position
+            context = min(longest, max(fitting, min(_LEAST_CONTEXT, longest)))
+        needs, notes = _draft_needs(config, facts, context, spec.tie_embeddings)
+    plan = MemoryPlan(target, workspace, context, position, needs, budget, config.resident)
+    return PlanReport(plan, there, available, tuple(notes))
+
+
+def _draft_needs(
+    config: RuntimeConfig, facts: TargetFacts, context: int, tied: bool
+) -> tuple[list[DraftNeed], list[str]]:
+    """What each draft takes, each once, and what cannot be said."""
+    needs: dict[str, DraftNeed] = {}
+    notes = []
+    for source in _sources(config, facts):
+        name = source if isinstance(source, str) else source.name
+        if name == "ngram" or name in needs:
+            continue
+        try:
+            need = _checkpoint(name, config, context) if isinstance(source, str) else _of(source, config, context, tied)
+        except (EdgespecError, OSError) as error:
+            notes.append(f"draft {name} is not in the plan: {error}")
+            continue
+        needs[name] = need
+    return list(needs.values()), notes
+
+
+def _sources(config: RuntimeConfig, facts: TargetFacts) -> list[str | Entry]:
+    from drafts import zoo
+
+    if config.drafts == "auto":
+        return list(zoo.for_target(catalog.home(config.home), facts.fingerprint, facts.name))
+    target = cast(loading.Target, SimpleNamespace(facts=facts))  # names are resolved by the facts alone
+    return [source for name in config.drafts for source in named(name, config, target)]
+
+
+def _of(entry: Entry, config: RuntimeConfig, context: int, tied: bool) -> DraftNeed:
+    from drafts import zoo
+    from drafts.head import conversation_bytes, loaded_bytes
+
+    manifest = entry.manifest
+    if manifest is None:
+        raise ConfigError(entry.problem)
+    if manifest.kind == "phrases":
+        return DraftNeed(entry.name, always=manifest.nbytes)
+    if manifest.kind == "standalone":
+        with open_weights(entry.folder) as weights:
+            return DraftNeed(entry.name, _standalone_bytes(weights, config, context))
+    spec = zoo.head_spec(manifest)
+    return DraftNeed(entry.name, loaded_bytes(spec, tied), conversation_bytes(spec, manifest.target.vocab_size))
+
+
+def _checkpoint(name: str, config: RuntimeConfig, context: int) -> DraftNeed:
+    path = catalog.located(name, home=config.home)
+    if path is None:
+        raise ConfigError(f"it is not on this machine; fetch it with: edgespec pull {name}")
+    with open_weights(path) as weights:
+        return DraftNeed(name, _standalone_bytes(weights, config, context))
+
+
+def _standalone_bytes(weights: WeightFile, config: RuntimeConfig, context: int) -> int:
+    positions = min(context, weights.spec.max_positions)
+    return _weight_bytes(weights, config) + positions * loading.position_bytes(weights.spec)
+
+
+def _weight_bytes(weights: WeightFile, config: RuntimeConfig) -> int:
+    return planned_bytes(weights, loading.device_of(config), config.weight_format)
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {**asdict(row), "fits": row.fits}
+
+
+def summary(report: PlanReport) -> str:
+    """The plan in one line."""
+    plan = report.plan
+    parts = f"{format_bytes(plan.total)} planned of a budget of {format_bytes(plan.budget)}"
+    held = sum(draft.slot > 0 for draft in plan.drafts)
+    if not held:
+        return f"{parts}; no drafts with weights"
+    return f"{parts}; K = {plan.slots} of {held} drafts in memory at once"
+
+
+def show(report: PlanReport, output: Output) -> None:
+    """Print the plan as tables: the parts, the drafts, and what to change."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    plan = report.plan
+    there = report.topology
+    name = f"{there.name}, " if there.name else ""
+    output.line()
+    output.line(f"Memory plan ({name}{there.kind} memory, {format_bytes(report.available)} free now)")
+    parts = Table("part", "needs", "fits", "left of the budget", box=box.ROUNDED)
+    drafts = Table("draft", "needs", "fits a slot", "left of the slot", box=box.ROUNDED)
+    parts.add_row("budget", "", "", format_bytes(plan.budget))
+    for table, rows in ((parts, plan.rows()), (drafts, plan.draft_rows())):
+        for row in rows:
+            left = format_bytes(row.left) if row.fits else f"{format_bytes(-row.left)} missing"
+            table.add_row(row.part, format_bytes(row.nbytes), "yes" if row.fits else "NO", left)
+    console = Console(file=None, width=_WIDTH, record=False, color_system=None)
+    for table in (parts, drafts):
+        if table.row_count:
+            with console.capture() as captured:
+                console.print(table)
+            for line in captured.get().splitlines():
+                output.line(line)
+    for line in (*plan.advice(), *report.notes):
+        output.line(f"- {line}")

@@ -1,0 +1,284 @@
+"""Between rounds and the working set: features to the ranker, its ranking to the policy, the policy's wish to memory.
+
+One `Scheduler` belongs to an engine, one `Steering` to an answer. The ranker runs in a thread of its own, and only its
+newest question counts; policy and working set are asked on the decoding thread, which costs microseconds and never
+waits (except under a policy that asks for it, `mab-sync`; those seconds are counted as exposed).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.memory.working_set import State, WorkingSet
+from edgespec.telemetry.trace import NULL_TRACER, NullTracer, Tracer
+from predictor.planner import Observation
+from predictor.policies import Holding, Policy, View
+
+if TYPE_CHECKING:
+    from edgespec.decoding.session import DraftStatus, Session
+    from predictor.features import TextFeatures
+
+_log = logging.getLogger(__name__)
+
+FloatArray = npt.NDArray[np.float32]
+RECENT = 32  # of the target's hidden states that a ranking looks at
+_FAILURES = 3  # of the ranker in a row, until it is given up
+_MEMORY = 0.8  # of what was seen of a draft's first guesses
+_TYPICAL_TOKENS = 160  # of an answer: few are as long as they are allowed to be
+_FIRST_WAIT = 0.005  # seconds, before the prefill: a load that starts now is done when the first round begins
+_WAIT_SECONDS = 30.0  # at most, for a load under a policy that waits
+
+RANKER_LANE = "ranker"
+
+
+class Ranks(Protocol):
+    """Expected acceptance of every draft from a feature vector, see `predictor.ranker.Ranker`."""
+
+    def rank(self, features: FloatArray) -> Mapping[str, float]: ...
+
+
+class RankerThread:
+    """Answers questions of one ranker, the newest only. A ranker that fails three times in a row is given up."""
+
+    def __init__(self, ranker: Ranks, tracer: Tracer | NullTracer = NULL_TRACER) -> None:
+        self._ranker = ranker
+        self._tracer = tracer
+        self._asked = threading.Condition()
+        self._question: tuple[int, FloatArray] | None = None
+        self._answer: tuple[int, Mapping[str, float]] | None = None
+        self._closed = False
+        self._failures = 0
+        self.reason: str | None = None  # why it was given up
+        self.seconds = 0.0
+        self.answers = 0
+        self._thread = threading.Thread(target=self._run, name="edgespec-ranker", daemon=True)
+        self._thread.start()
+
+    def ask(self, ticket: int, features: FloatArray) -> None:
+        """Put a question; one that waits still is replaced."""
+        if self.reason is not None:
+            return
+        with self._asked:
+            self._question = (ticket, features)
+            self._asked.notify_all()
+
+    def take(self, ticket: int, timeout: float = 0.0) -> Mapping[str, float] | None:
+        """The newest answer to a question of that ticket, once; None if there is none (within `timeout` seconds)."""
+        if timeout <= 0 and self._answer is None:  # one read of a name: no lock in most rounds
+            return None
+        with self._asked:
+            if timeout > 0:
+                self._asked.wait_for(lambda: self._answer is not None or self.reason is not None, timeout)
+            if self._answer is None or self._answer[0] != ticket:
+                return None
+            (_, ranking), self._answer = self._answer, None
+            return ranking
+
+    def close(self) -> None:
+        with self._asked:
+            self._closed = True
+            self._asked.notify_all()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while True:
+            with self._asked:
+                self._asked.wait_for(lambda: self._closed or self._question is not None)
+                if self._closed or self._question is None:
+                    return
+                (ticket, features), self._question = self._question, None
+            begin = time.perf_counter_ns()
+            try:
+                ranking = dict(self._ranker.rank(features))
+            except Exception as error:  # whatever a file made by somebody else does: text goes on by observation
+                self._failed(error)
+                continue
+            end = time.perf_counter_ns()
+            self._failures = 0
+            self.seconds += (end - begin) * 1e-9
+            self.answers += 1
+            self._tracer.event("rank", begin, end, lane=RANKER_LANE, **{k: round(v, 3) for k, v in ranking.items()})
+            with self._asked:
+                self._answer = (ticket, ranking)
+                self._asked.notify_all()
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        if self._failures >= _FAILURES and self.reason is None:
+            self.reason = f"{type(error).__name__}: {error}"
+            _log.warning("the ranker failed, drafts are chosen by observation alone: %s", self.reason)
+
+
+class Scheduler:
+    """What the answers of one engine share: policy, working set, ranker.
+
+    drafts: the statuses of all drafts with weights, in a fixed order. features: makes an empty `TextFeatures`; None =
+    there is no ranker. reason: of the last thing that the policy asked for.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        working_set: WorkingSet,
+        drafts: Sequence[DraftStatus],
+        *,
+        ranker: Ranks | None = None,
+        features: Callable[[], TextFeatures] | None = None,
+        tracer: Tracer | NullTracer = NULL_TRACER,
+    ) -> None:
+        self.policy = policy
+        self.working_set = working_set
+        self.drafts = list(drafts)
+        self.tracer = tracer
+        self.ranker = None if ranker is None else RankerThread(ranker, tracer)
+        self.features = features if ranker is not None else None
+        self.last_ranking: Mapping[str, float] | None = None
+        self.reason = ""
+        self.exposed_seconds = 0.0  # in which rounds waited for loads
+        self._tickets = 0
+        self._lock = threading.Lock()
+
+    def text(self, params_limit: int) -> Steering:
+        """The steering of one answer of at most `params_limit` new tokens."""
+        with self._lock:
+            self._tickets += 1
+            return Steering(self, self._tickets, params_limit)
+
+    def hold(
+        self, *, rounds: int, rounds_left: float, active: str | None, ranking: Mapping[str, float] | None
+    ) -> Holding:
+        """Ask the policy what to hold, and pass it on. Waits only if the policy says so (`mab-sync`)."""
+        states = self.working_set.states()
+        usable = [status.name for status in self.drafts if status.active]
+        by_state: dict[State, set[str]] = {}
+        for name, state in states.items():
+            by_state.setdefault(state.state, set()).add(name)
+        given_up = {status.name for status in self.drafts if not status.active}
+        view = View(
+            round=rounds,
+            resident=frozenset(by_state.get(State.RESIDENT, ())) - given_up,
+            loading=frozenset(by_state.get(State.LOADING, ())),
+            failed=frozenset(by_state.get(State.FAILED, ())) | given_up,
+            capacity=self.working_set.capacity,
+            drafts=tuple(usable),
+            active=active,
+            ranking=ranking,
+            rounds_left=rounds_left,
+        )
+        holding = self.policy.hold(view)
+        if holding is None:
+            return Holding((), "")
+        self.reason = holding.reason
+        self.working_set.retarget(holding.wanted, reason=holding.reason, in_use=active)
+        if holding.wait and holding.wanted:
+            begin = time.perf_counter()
+            self.working_set.wait_for(holding.wanted[0], _WAIT_SECONDS)
+            self.exposed_seconds += time.perf_counter() - begin
+        return holding
+
+    def close(self) -> None:
+        if self.ranker is not None:
+            self.ranker.close()
+
+
+class Steering:
+    """Looks after the working set while one answer is made (see `edgespec.decoding.round.Steering`)."""
+
+    def __init__(self, scheduler: Scheduler, ticket: int, limit: int) -> None:
+        self._scheduler = scheduler
+        self._policy = scheduler.policy
+        self._ticket = ticket
+        self._limit = limit
+        self._features = None if scheduler.features is None else scheduler.features()
+        self._prompt_mean: FloatArray | None = None
+        self._recent: dict[str, float] = {}
+        self._ranking: Mapping[str, float] | None = None
+        self._active: str | None = None
+        self._rounds = self._emitted = 0
+        self._due = 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._policy.begin()
+        if self._features is not None:
+            self._features.begin(list(prompt))
+            self._ask(None)
+            self._take(_FIRST_WAIT)
+        else:
+            self._hold()
+
+    def chunk(self) -> None:
+        self._take()
+
+    def saw(self, draft: str, right: bool) -> None:
+        before = self._recent.get(draft)
+        self._recent[draft] = float(right) if before is None else _MEMORY * before + (1 - _MEMORY) * right
+
+    def preferred(self) -> str | None:
+        return self._policy.preferred()
+
+    def round(self, observation: Observation, emitted: Sequence[int], session: Session) -> None:
+        self._rounds += 1
+        self._emitted += len(emitted)
+        status = None if observation.draft is None else session.statuses.get(observation.draft)
+        if status is not None and status.loadable:
+            self._active = observation.draft
+        if self._features is not None:
+            self._features.push(list(emitted))
+        self._take()
+        if self._rounds < self._due:
+            return
+        self._due = self._rounds + max(self._policy.interval(), 1)
+        if self._features is None:
+            self._hold()
+        else:
+            self._ask(session)
+
+    def _take(self, timeout: float = 0.0) -> None:
+        """A ranking that came in: tell the policy, and let it say what to hold."""
+        ranker = self._scheduler.ranker
+        ranking = None if ranker is None else ranker.take(self._ticket, timeout)
+        if ranking is not None:
+            self._ranking = self._scheduler.last_ranking = ranking
+            self._policy.rank(ranking)
+            self._hold()
+
+    def _ask(self, session: Session | None) -> None:
+        """Ask for a ranking of the text as it is now; without a session, of the prompt's text alone."""
+        ranker = self._scheduler.ranker
+        if ranker is None or self._features is None:
+            return
+        if ranker.reason is not None:
+            self._features = None
+            self._hold()
+            return
+        recent = None
+        states = None if session is None else session.states
+        if states is not None and len(states):
+            rows = states.rows(states.begin, states.end)
+            if self._prompt_mean is None:
+                prompt_end = max(len(rows) - self._emitted, 1)
+                self._prompt_mean = rows[:prompt_end].mean(axis=0)
+            recent = rows[-RECENT:]
+        vector = self._features.vector(recent, self._prompt_mean, self._recent)
+        ranker.ask(self._ticket, vector)
+
+    def _hold(self) -> None:
+        per_round = max(self._emitted / self._rounds, 1.0) if self._rounds else 1.5
+        left = max(min(self._limit, _TYPICAL_TOKENS) - self._emitted, _TYPICAL_TOKENS / 4) / per_round
+        left = min(left, max(self._limit - self._emitted, 0) / per_round)
+        self._scheduler.hold(rounds=self._rounds, rounds_left=left, active=self._active, ranking=self._ranking)
+
+
+def describe(states: Mapping[str, Any]) -> str:
+    """The working set on one line: what is resident, what is on its way."""
+    resident = [name for name, state in states.items() if state.state is State.RESIDENT]
+    loading = [name for name, state in states.items() if state.state is State.LOADING]
+    text = ", ".join(resident) or "none"
+    return text + (f" (loading {', '.join(loading)})" if loading else "")

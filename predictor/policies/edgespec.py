@@ -1,0 +1,191 @@
+"""`edgespec`: our policy. Expected tokens a second decide, in every round and about what to hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from predictor.costs import CostTable
+from predictor.holding import Holding, Prospect, View, choose_holding
+from predictor.planner import AutoPlanner, Candidate, Observation
+
+SLACK = 1  # rounds that a load may take longer than measured
+SHORTEST, LONGEST = 2, 16  # rounds between scheduling points
+_SMOOTH = 0.5  # weight of the newest ranking among those of a text; the prompt's alone says least
+_ROUND = 0.1  # weight of the newest round in the mean of their seconds
+_READS = 64  # tokens that a newcomer is assumed to have to read
+_DISAPPOINTS = 0.75  # a draft at less than this part of what it does in its own domain is in another's
+_TRUSTED = 0.3  # share of the ranker below which drafts are tried out as if there were none
+_TEMPTS = 1.1  # what a draft that was not heard in this text must promise at best, against what is here
+
+
+class _Trust:
+    """Two forecasters of the first token, ranker and long run, weighed by how likely each made what was seen.
+
+    Bayes' rule on discounted log likelihoods, tempered: the drafts that are seen are those the ranker praised, which
+    makes it look worse than it is. Nineteen to one for the ranker at first. Lasts from text to text.
+    """
+
+    _BEGIN, _MOST, _KEEP, _TEMPER = math.log(19.0), 4.0, 0.99, 0.2
+
+    def __init__(self) -> None:
+        self._odds = self._BEGIN
+
+    @property
+    def share(self) -> float:
+        """Weight of the ranker, 0 to 1."""
+        return 1 / (1 + math.exp(-self._odds))
+
+    def judge(self, ranked: float, usual: float, right: bool) -> None:
+        ranked, usual = (min(max(rate, 0.02), 0.98) for rate in (ranked, usual))
+        likelihood = math.log(ranked / usual) if right else math.log((1 - ranked) / (1 - usual))
+        odds = self._BEGIN + self._KEEP * (self._odds - self._BEGIN) + self._TEMPER * likelihood
+        self._odds = min(max(odds, -self._MOST), self._MOST)
+
+
+class EdgePolicy(AutoPlanner):
+    """`AutoPlanner` over the drafts in memory, gamma 0 included, and the choice of what is in memory.
+
+    Acceptance of a draft in this text: the ranker's expectation (mean of its answers so far, newer ones heavier), which
+    some ten tries in the text outweigh; without a ranker the long run of all texts, or the manifest's figure. Which of
+    the two foresees better what is accepted is kept count of (`_Trust`), so a ranker that is wrong soon counts for
+    nothing. The same estimate ranks drafts that are away: what to hold follows from what would be run
+    (`choose_holding`).
+
+    Without a ranker (to trust) nothing is known of a draft that is away. Then, while the best draft here disappoints,
+    one that was not heard in this text yet is brought into the last slot, the one that was away longest first: each at
+    most once a text (again when the text turns), one in two scheduling points at most.
+
+    `interval` = rounds of the longest load + 1, from measured costs, 2 to 16. `preferred` = the first of what it wants.
+    """
+
+    name = "edgespec"
+
+    def __init__(self, costs: CostTable, drafts: Sequence[str], gamma_max: int = 8) -> None:
+        super().__init__(costs, gamma_max)
+        self.drafts = tuple(drafts)
+        self._ranking: dict[str, float] = {}
+        self._trust = _Trust()
+        self._wanted: tuple[str, ...] = ()
+        self._round_seconds = 0.0
+        self._rounds = 0
+        self._seen_at = dict.fromkeys(self.drafts, -1)  # the round in which a draft was here last
+        self._heard: set[str] = set()  # in this text
+        self._here: frozenset[str] = frozenset()
+        self._patience = 0  # scheduling points until another draft may be tried out
+
+    def begin(self) -> None:
+        super().begin()
+        with self._lock:
+            self._ranking = {}
+            self._heard = set()
+            self._patience = 1
+
+    def rank(self, ranking: Mapping[str, float]) -> None:
+        with self._lock:
+            for name in self.drafts:
+                rate = ranking.get(name)
+                if rate is not None and 0 <= rate <= 1:
+                    before = self._ranking.get(name, rate)
+                    self._ranking[name] = before + _SMOOTH * (rate - before)
+                    self._expect_here(name)
+            self._guessing_along().relax(self._informed)
+
+    @property
+    def _informed(self) -> bool:
+        return bool(self._ranking) and self._trust.share > _TRUSTED
+
+    def _expect_here(self, name: str) -> None:
+        arm, share = self._arm(name, 1), self._trust.share
+        arm.expect(share * self._ranking[name] + (1 - share) * arm.usual())
+
+    def _judge_ranker(self, name: str | None, proposed: int, accepted: int) -> None:
+        if name in self._ranking and proposed:
+            self._trust.judge(self._ranking[str(name)], self._arm(str(name), 1).usual(), accepted > 0)
+
+    def observe(self, observation: Observation) -> None:
+        super().observe(observation)
+        seconds = observation.draft_seconds + observation.target_seconds
+        with self._lock:
+            self._judge_ranker(observation.draft, observation.proposed, observation.accepted)
+            if 0 < seconds < math.inf:
+                self._rounds += 1
+                self._round_seconds += max(_ROUND, 1 / self._rounds) * (seconds - self._round_seconds)
+
+    def credit(self, candidate: Candidate, proposed: int, accepted: int, **measured: Any) -> None:
+        super().credit(candidate, proposed, accepted, **measured)
+        with self._lock:
+            self._judge_ranker(candidate.name, proposed, accepted)
+
+    def interval(self) -> int:
+        seconds = self._round_seconds or self.costs.verify(2)
+        longest = max((self.costs.load(name) for name in self.drafts), default=0.0)
+        return min(max(math.ceil(longest / seconds) + SLACK, SHORTEST), LONGEST)
+
+    def preferred(self) -> str | None:
+        return self._wanted[0] if self._wanted else None
+
+    def hold(self, view: View) -> Holding | None:
+        with self._lock:
+            self._arrived(view)
+            prospects = {name: self._prospect(name) for name in view.drafts}
+            plain = 1 / self.costs.verify(1)
+            holding = choose_holding(view, prospects, plain, self._round_seconds or self.costs.verify(2))
+            if holding is not None and not self._informed:
+                holding = self._try_out(view, prospects, holding, plain)
+            self._wanted = () if holding is None else holding.wanted[: view.capacity]
+            return holding
+
+    def _arrived(self, view: View) -> None:
+        for name in view.resident - self._here:
+            self._guessing_along().owe(name)
+        self._here = view.resident
+        self._heard |= view.resident
+        for name in view.resident & self._seen_at.keys():
+            self._seen_at[name] = self._rounds
+
+    def _prospect(self, name: str) -> Prospect:
+        _, speed = self._value(Candidate(name, 1), self.gamma_max)
+        rate = self._arm(name, 1).rates()[0]
+        return Prospect(name, speed, rate, self.costs.load(name), self.costs.catch_up(name, _READS))
+
+    def _try_out(self, view: View, prospects: Mapping[str, Prospect], holding: Holding, plain: float) -> Holding:
+        """What is held, with the last slot for a draft that was not heard in this text, if that may be much better."""
+        self._patience -= 1
+        here = [prospects[name] for name in view.resident if name in prospects]
+        if self._patience > 0 or view.loading or not here or view.capacity < 1:
+            return holding
+        best = max(here, key=lambda p: p.speed)
+        own = self._expected.get(best.name)
+        if own is not None and best.rate >= _DISAPPOINTS * own:
+            return holding
+        if self._arm(best.name, 1).fallen:
+            self._heard = set(view.resident)
+        away = [
+            n for n in view.drafts if n not in self._heard and n not in view.failed and self._tempts(n, best, plain)
+        ]
+        load = self.costs.load(away[0]) if away else 0.0
+        if not away or view.rounds_left * self._round_seconds < 8 * load:
+            return holding
+        fresh = min(away, key=lambda name: self._seen_at[name])
+        self._patience = 2
+        kept = [best.name, *(n for n in holding.wanted if n in view.resident and n != best.name)][: view.capacity - 1]
+        rest = [name for name in holding.wanted if name not in kept and name != fresh]
+        reason = f"{fresh} was not heard in this text, and {best.name} gets {best.rate:.2f}"
+        return Holding((*kept, fresh, *rest), reason)
+
+    def _tempts(self, name: str, best: Prospect, plain: float) -> bool:
+        """Whether the draft, in a text of its own domain, would be much better than the best one here."""
+        rate = self._expected.get(name, 0.5)
+        width = self.costs.verify(1)
+        expected = reached = 1.0
+        top, seconds = plain, width
+        for place in range(1, self.gamma_max + 1):
+            wider = self.costs.verify(place + 1)
+            reached *= rate
+            expected += reached
+            seconds += self.costs.draft(name) + wider - width
+            width = wider
+            top = max(top, expected / seconds)
+        return top > _TEMPTS * max(best.speed, plain)
