@@ -36,7 +36,8 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 8192  # longer ones have to be asked for: the KV of an unused long context is a promise of memory
 _LEAST_CONTEXT = 512
-_WORKSPACE = 160 << 20  # the interpreter, ONNX Runtime's code and arena, and activations of a prefill chunk (measured)
+_DRAFTS_ROOM = 96 << 20
+WORKSPACE = 160 << 20  # the interpreter, ONNX Runtime's code and arena, and activations of a prefill chunk (measured)
 _COST_WIDTHS = (1, 2, 3, 4, 6, 9)
 _COST_POSITION = 64
 
@@ -145,7 +146,7 @@ def _fitting_context(config: RuntimeConfig, weights: WeightFile) -> tuple[int, d
     """
     spec = weights.spec
     position = position_bytes(spec)
-    need = {"target": planned_bytes(weights, device_of(config), config.weight_format), "workspace": _WORKSPACE}
+    need = {"target": planned_bytes(weights, device_of(config), config.weight_format), "workspace": WORKSPACE}
     if config.context is not None:
         if config.context > spec.max_positions:
             raise ModelError(
@@ -154,13 +155,23 @@ def _fitting_context(config: RuntimeConfig, weights: WeightFile) -> tuple[int, d
         need["KV cache"] = config.context * position
         check_memory(config, need)
         return config.context, need
-    longest = min(DEFAULT_CONTEXT, spec.max_positions)
     topology = detect(device_of(config))
     room = min(parse_budget(config.memory_budget, topology), topology.available_bytes()) - sum(need.values())
-    context = min(longest, max(room // position, min(_LEAST_CONTEXT, longest)))
-    need["KV cache"] = int(context) * position
+    context = fitting_context(config, spec, room)
+    need["KV cache"] = context * position
     check_memory(config, need)
-    return int(context), need
+    return context, need
+
+
+def fitting_context(config: RuntimeConfig, spec: ModelSpec, room: int) -> int:
+    """The context where none was asked for: the longest that fits, up to the model's own or 8192.
+
+    room: bytes for keys and values and drafts. What two drafts of the usual size take is left to them, but no more than
+    a quarter: without any draft a longer context is of little use.
+    """
+    longest = min(DEFAULT_CONTEXT, spec.max_positions)
+    left = 0 if config.drafts == () or config.resident == 0 else min(_DRAFTS_ROOM, max(room, 0) // 4)
+    return int(min(longest, max((room - left) // position_bytes(spec), min(_LEAST_CONTEXT, longest))))
 
 
 def check_memory(config: RuntimeConfig, need: dict[str, int], before: Mapping[str, int] | None = None) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from predictor.costs import CostTable
 from predictor.holding import Holding, View
+from predictor.memory import PlannerState
 from predictor.planner import PLAIN, AutoPlanner, Candidate, FixedPlanner, Observation, OnlyPlanner, Plan, Planner
-from predictor.policies import Policy
+from predictor.policies import Policy, make_policy
 
 __all__ = [
     "PLAIN",
@@ -18,6 +19,8 @@ __all__ = [
     "OnlyPlanner",
     "Plan",
     "Planner",
+    "PlannerState",
     "Policy",
     "View",
+    "make_policy",
 ]

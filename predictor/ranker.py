@@ -172,7 +172,7 @@ class Ranker:
             raise RankerError(f"ranker {self.label} failed: {str(error)[:200]}.") from error
         if rates.shape != (len(features), len(self.info.drafts)):
             raise RankerError(f"ranker {self.label}: answered with shape {rates.shape}.")
-        if not (np.isfinite(rates).all() and (rates >= 0).all() and (rates <= 1).all()):
+        if not ((rates >= 0) & (rates <= 1)).all():  # also true for NaN
             raise RankerError(f"ranker {self.label}: answered with what is no chance (NaN, or outside 0 to 1).")
         return np.asarray(rates, np.float32)
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from drafts.zoo import Entry, TargetFacts
     from edgespec.config import RuntimeConfig
 
-_LEAST_CONTEXT = 512
 _WIDTH = 100
 
 
@@ -61,12 +60,8 @@ def plan_of(config: RuntimeConfig) -> PlanReport | None:
     with open_weights(path) as weights:
         spec = weights.spec
         target, position = _weight_bytes(weights, config), loading.position_bytes(spec)
-        workspace = loading._WORKSPACE
-        context = config.context
-        if context is None:  # as the engine does: the longest that fits, within reason
-            longest = min(loading.DEFAULT_CONTEXT, spec.max_positions)
-            fitting = (budget - target - workspace) // position
-            context = min(longest, max(fitting, min(_LEAST_CONTEXT, longest)))
+        workspace = loading.WORKSPACE
+        context = config.context or loading.fitting_context(config, spec, budget - target - workspace)
         needs, notes = _draft_needs(config, facts, context, spec.tie_embeddings)
     plan = MemoryPlan(target, workspace, context, position, needs, budget, config.resident)
     return PlanReport(plan, there, available, tuple(notes))

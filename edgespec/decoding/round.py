@@ -58,8 +58,9 @@ class Generation:
     """The answer to one prompt while it is being made.
 
     Raises PromptError and ParameterError before any model work. Sampling with a seed gives the same text on every run:
-    where the session's planner depends on clocks or earlier requests, such a request runs with a fixed gamma instead
-    (the law of the text is the same for any plan, but which text a seed picks is not).
+    where the session's planner depends on clocks or earlier requests, such a request runs with a fixed gamma instead,
+    and where drafts come and go, on those that never do (the law of the text is the same for any plan, but which text a
+    seed picks is not).
     After an exception from `step` (the target's failure, Ctrl-C) the generation is over as "cancelled" with the tokens
     that were committed, and the session is ready for the next one.
 
@@ -98,8 +99,10 @@ class Generation:
         self._rng = np.random.default_rng(judging)
         self._choose = self._pipeline.draft_choose(np.random.default_rng(drafting))
         self._planner: Planner = session.planner
-        if not params.greedy and params.seed is not None:
+        seeded = not params.greedy and params.seed is not None
+        if seeded:
             self._planner = session.planner.seeded()
+        self._only_free = seeded and session.changing
         self._steering = steering
         self._catch_up = CatchUp()
         self._counts = Counts(session.statuses, len(self.prompt))
@@ -292,6 +295,8 @@ class Generation:
         if self._limit <= 0 or self._planner.off or not session.statuses:
             return None
         candidates = session.candidates()
+        if self._only_free:
+            return [candidate for candidate in candidates if candidate.free]
         if self._steering is None:
             return candidates  # who runs reads all it missed on the way
         reading = self._catch_up.choose(candidates, self._steering.preferred())

@@ -35,6 +35,10 @@ class Lease(Protocol):
 class Residency(Protocol):
     """The working set as a session sees it."""
 
+    @property
+    def capacity(self) -> int:
+        """Drafts that it can hold at once."""
+
     def acquire(self) -> AbstractContextManager[Lease]:
         """A snapshot of the drafts that are resident now. Never waits."""
 
@@ -248,6 +252,12 @@ class Session:
                 except Exception as error:
                     self.draft_failed(name, error)
         return found
+
+    @property
+    def changing(self) -> bool:
+        """Whether drafts come and go, for want of a place for each."""
+        loadable = sum(status.loadable for status in self.statuses.values())
+        return self._residency is not None and self._residency.capacity < loadable
 
     def _present(self, status: DraftStatus) -> bool:
         if not status.loadable or self._residency is None:

@@ -15,9 +15,10 @@ SHORTEST, LONGEST = 2, 16  # rounds between scheduling points
 _SMOOTH = 0.5  # weight of the newest ranking among those of a text; the prompt's alone says least
 _ROUND = 0.1  # weight of the newest round in the mean of their seconds
 _READS = 64  # tokens that a newcomer is assumed to have to read
-_DISAPPOINTS = 0.75  # a draft at less than this part of what it does in its own domain is in another's
+_AT_HOME = 0.75  # a draft that does that part of what its manifest promises may be in its own domain
 _TRUSTED = 0.3  # share of the ranker below which drafts are tried out as if there were none
 _TEMPTS = 1.1  # what a draft that was not heard in this text must promise at best, against what is here
+_TEMPTS_FROM_HOME = 1.25  # the same, while the best one here does what it promised
 
 
 class _Trust:
@@ -53,9 +54,9 @@ class EdgePolicy(AutoPlanner):
     nothing. The same estimate ranks drafts that are away: what to hold follows from what would be run
     (`choose_holding`).
 
-    Without a ranker (to trust) nothing is known of a draft that is away. Then, while the best draft here disappoints,
-    one that was not heard in this text yet is brought into the last slot, the one that was away longest first: each at
-    most once a text (again when the text turns), one in two scheduling points at most.
+    Without a ranker (to trust) nothing is known of a draft that is away. Then, while another would be much better at
+    its best, one that was not heard in this text yet is brought into the last slot, the one that was away longest
+    first: each at most once a text (again when the text turns), one in two scheduling points at most.
 
     `interval` = rounds of the longest load + 1, from measured costs, 2 to 16. `preferred` = the first of what it wants.
     """
@@ -73,6 +74,7 @@ class EdgePolicy(AutoPlanner):
         self._seen_at = dict.fromkeys(self.drafts, -1)  # the round in which a draft was here last
         self._heard: set[str] = set()  # in this text
         self._here: frozenset[str] = frozenset()
+        self._fallen: set[str] = set()
         self._patience = 0  # scheduling points until another draft may be tried out
 
     def begin(self) -> None:
@@ -141,6 +143,10 @@ class EdgePolicy(AutoPlanner):
         for name in view.resident - self._here:
             self._guessing_along().owe(name)
         self._here = view.resident
+        fallen = {name for name in view.resident if self._arm(name, 1).fallen}
+        if fallen - self._fallen:  # the text has turned: who was heard before it did may be asked again
+            self._heard = set()
+        self._fallen = fallen
         self._heard |= view.resident
         for name in view.resident & self._seen_at.keys():
             self._seen_at[name] = self._rounds
@@ -157,14 +163,10 @@ class EdgePolicy(AutoPlanner):
         if self._patience > 0 or view.loading or not here or view.capacity < 1:
             return holding
         best = max(here, key=lambda p: p.speed)
-        own = self._expected.get(best.name)
-        if own is not None and best.rate >= _DISAPPOINTS * own:
-            return holding
-        if self._arm(best.name, 1).fallen:
-            self._heard = set(view.resident)
-        away = [
-            n for n in view.drafts if n not in self._heard and n not in view.failed and self._tempts(n, best, plain)
-        ]
+        at_home = best.rate >= _AT_HOME * self._expected.get(best.name, 1.0)
+        speed = (_TEMPTS_FROM_HOME if at_home else _TEMPTS) * max(best.speed, plain)
+        unheard = [name for name in view.drafts if name not in self._heard | view.failed]
+        away = [name for name in unheard if self._at_best(name) > speed]
         load = self.costs.load(away[0]) if away else 0.0
         if not away or view.rounds_left * self._round_seconds < 8 * load:
             return holding
@@ -175,17 +177,13 @@ class EdgePolicy(AutoPlanner):
         reason = f"{fresh} was not heard in this text, and {best.name} gets {best.rate:.2f}"
         return Holding((*kept, fresh, *rest), reason)
 
-    def _tempts(self, name: str, best: Prospect, plain: float) -> bool:
-        """Whether the draft, in a text of its own domain, would be much better than the best one here."""
-        rate = self._expected.get(name, 0.5)
-        width = self.costs.verify(1)
+    def _at_best(self, name: str) -> float:
+        """Tokens a second that a draft may make in a text of its own domain, by its manifest."""
+        rate, curve = self._expected.get(name, 0.5), self.costs.curve(self.gamma_max + 1)
         expected = reached = 1.0
-        top, seconds = plain, width
-        for place in range(1, self.gamma_max + 1):
-            wider = self.costs.verify(place + 1)
+        top = 1 / curve[0]
+        for gamma in range(1, self.gamma_max + 1):
             reached *= rate
             expected += reached
-            seconds += self.costs.draft(name) + wider - width
-            width = wider
-            top = max(top, expected / seconds)
-        return top > _TEMPTS * max(best.speed, plain)
+            top = max(top, expected / (curve[gamma] + gamma * self.costs.draft(name)))
+        return top

@@ -50,9 +50,7 @@ def texts(count: int, seed: int = 0, length: int = 128) -> list[TextTrace]:
 def world(verify: Mapping[int, float] = FLAT, *, load: float = 0.08, capacity: int = 2, **more: object) -> World:
     """A device on which a draft's step takes 3% of a plain one, and a load 2.7 rounds or so."""
     seconds = dict.fromkeys(NAMES, 0.03 * verify[1]) | {"ngram": 0.0}
-    costs = CostTable(
-        verify, seconds, loads=dict.fromkeys(NAMES, load), catch_up=dict.fromkeys(NAMES, verify[1] / 600)
-    )
+    costs = CostTable(verify, seconds, loads=dict.fromkeys(NAMES, load), catch_up=dict.fromkeys(NAMES, verify[1] / 600))
     return World(NAMES, costs, capacity, **{"resident": NAMES[:capacity], "prefill": verify[1] / 12} | more)  # type: ignore[arg-type]
 
 

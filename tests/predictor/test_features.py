@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from predictor.features import BUCKETS, RECENT, SCALARS, Layout, TextFeatures, bucket
@@ -51,7 +51,12 @@ def by_hand(prompt: list[int], new: list[int]) -> tuple[np.ndarray, np.ndarray, 
     return prompt_bag, bag(grams), copied
 
 
+_LONG = [n * n % 7 for n in range(3 * RECENT)]  # far longer than what is remembered, with pairs that come again
+
+
 @settings(max_examples=60, deadline=None)
+@example(_LONG[:20], _LONG, 5)
+@example([1, 2, 3], [1, 2, 3, *range(50, 50 + RECENT)], 1)  # what was copied is out of sight
 @given(TOKENS, TOKENS, st.integers(1, 7))
 def test_growing_is_the_same_as_from_scratch(prompt: list[int], new: list[int], piece: int) -> None:
     grown = TextFeatures(LAYOUT)

@@ -31,7 +31,9 @@ def view(resident: str = "", loading: str = "", ranking: Mapping[str, float] | N
     fields: dict[str, Any] = {
         "round": 4, "failed": frozenset(), "capacity": 2, "drafts": NAMES, "active": None, "rounds_left": 50.0,
     }  # fmt: skip
-    return View(resident=frozenset(resident.split()), loading=frozenset(loading.split()), ranking=ranking, **fields | more)
+    return View(
+        resident=frozenset(resident.split()), loading=frozenset(loading.split()), ranking=ranking, **fields | more
+    )
 
 
 def candidates(*names: str, lookup: int = 0) -> list[Candidate]:
@@ -341,3 +343,20 @@ def test_nightjar_learns_nothing_from_rounds_in_which_nothing_could_propose() ->
         made.observe(Observation(None, 0, 0, 0, 0, 1, 0.0, 1.0, emitted=1))
         assert plan == PLAIN
     assert not any(made._planner._timelines[""].counts[1:])
+
+
+def test_mab_async_keeps_a_tried_arm_too_until_it_ran() -> None:
+    made = policy("mab-async,c=0.1", drafts=("general", "code"))
+    made.begin()
+    for name, rounds in (("general", 2), ("code", 1)):
+        made.hold(view("general code", drafts=("general", "code")))
+        assert made.preferred() == name
+        for _ in range(rounds):
+            step(made, "general code", 0)
+    for _ in range(5):  # both brought nothing, code was tried less; what the stand-in does changes nothing
+        made.hold(view("general", "code", drafts=("general", "code")))
+        assert made.preferred() == "code"
+        assert step(made, "general", 4).draft == "general"
+    step(made, "general code", 0)
+    made.hold(view("general code", drafts=("general", "code")))
+    assert made.preferred() == "general"
