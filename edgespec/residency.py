@@ -141,7 +141,9 @@ class HeldDrafts:
             tracer=tracer,
             on_event=self._happened,
         )
-        self.scheduler = Scheduler(self.policy, self.working_set, held, ranker=ranker, features=features, tracer=tracer)
+        self.scheduler = Scheduler(
+            self.policy, self.working_set, held, target.costs, ranker=ranker, features=features, tracer=tracer
+        )
         self.no_room = "" if slots or not drafts or config.resident == 0 else _missing(config, target, drafts)
         if self.no_room:
             _log.warning("no draft fits, generation goes on without them: %s", self.no_room)

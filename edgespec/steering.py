@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from edgespec.memory.working_set import State, WorkingSet
 from edgespec.telemetry.trace import NULL_TRACER, NullTracer, Tracer
+from predictor.costs import CostTable
 from predictor.planner import Observation
 from predictor.policies import Holding, Policy, View
 
@@ -119,8 +120,9 @@ class RankerThread:
 class Scheduler:
     """What the answers of one engine share: policy, working set, ranker.
 
-    drafts: the statuses of all drafts with weights, in a fixed order. features: makes an empty `TextFeatures`; None =
-    there is no ranker. reason: of the last thing that the policy asked for.
+    drafts: the statuses of all drafts with weights, in a fixed order. costs: the policy's measured seconds.
+    features: makes an empty `TextFeatures`; None = there is no ranker. reason: of the last thing that the policy asked
+    for.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class Scheduler:
         policy: Policy,
         working_set: WorkingSet,
         drafts: Sequence[DraftStatus],
+        costs: CostTable,
         *,
         ranker: Ranks | None = None,
         features: Callable[[], TextFeatures] | None = None,
@@ -136,6 +139,7 @@ class Scheduler:
         self.policy = policy
         self.working_set = working_set
         self.drafts = list(drafts)
+        self.costs = costs
         self.tracer = tracer
         self.ranker = None if ranker is None else RankerThread(ranker, tracer)
         self.features = features if ranker is not None else None
@@ -219,6 +223,9 @@ class Steering:
     def saw(self, draft: str, right: bool) -> None:
         before = self._recent.get(draft)
         self._recent[draft] = float(right) if before is None else _MEMORY * before + (1 - _MEMORY) * right
+
+    def read_up(self, draft: str, tokens: int, seconds: float) -> None:
+        self._scheduler.costs.observe_catch_up(draft, tokens, seconds)
 
     def preferred(self) -> str | None:
         return self._policy.preferred()

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from edgespec.bench import contenders, fidelity, prompts, record_command, report, summary
+from edgespec.bench import contenders, fidelity, policies, prompts, record_command, report, summary
 from edgespec.bench.extras import POSITION, WIDTHS, Probes, warm_start, warm_start_command
 from edgespec.bench.machine import command_line, describe, this_command
 from edgespec.bench.model import PromptEncoder, open_decoder
@@ -49,6 +49,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     _add_fidelity(commands)
     recording = commands.add_parser("record", help=record_command.HELP, description=record_command.DESCRIPTION)
     record_command.add_arguments(recording, _count)
+    measuring = commands.add_parser("policies", help=policies.HELP, description=policies.DESCRIPTION)
+    policies.add_arguments(measuring, _count)
     parser.set_defaults(run=run)
     return parser
 
@@ -99,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
     """Run one of them; returns the exit code (1: something in it has an error; 130: interrupted)."""
     if args.bench == "record":
         return record_command.run(args, _progress)
+    if args.bench == "policies":
+        return policies.run(args, _progress)
     try:
         return _speed(args) if args.bench == "speed" else _fidelity(args)
     except KeyboardInterrupt:

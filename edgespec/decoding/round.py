@@ -41,6 +41,9 @@ class Steering(Protocol):
     def saw(self, draft: str, right: bool) -> None:
         """The first token that a draft guessed, as what ran or as a shadow, was judged."""
 
+    def read_up(self, draft: str, tokens: int, seconds: float) -> None:
+        """A draft read so many tokens that it had missed."""
+
     def preferred(self) -> str | None:
         """The draft that is wanted most, resident or not."""
 
@@ -307,6 +310,7 @@ class Generation:
         left = session.catch_up(reading.draft, reading.limit)
         end = perf_counter_ns()
         self._catch_up.took(before - left, (end - begin) * TO_SECONDS)
+        self._steering.read_up(reading.draft, before - left, (end - begin) * TO_SECONDS)
         session.tracer.event("catch-up", begin, end, draft=reading.draft, tokens=before - left, left=left)
         return able([c._replace(behind=left) if c.name == reading.draft else c for c in candidates])
 
