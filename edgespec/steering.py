@@ -7,11 +7,12 @@ waits (except under a policy that asks for it, `mab-sync`; those seconds are cou
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from edgespec.memory.working_set import State, WorkingSet
 from edgespec.telemetry.trace import NULL_TRACER, NullTracer, Tracer
 from predictor.costs import CostTable
+from predictor.features import PROMPT_WINDOW, RECENT
 from predictor.planner import Observation
 from predictor.policies import Holding, Policy, View
 
@@ -27,9 +29,9 @@ if TYPE_CHECKING:
     from predictor.features import TextFeatures
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 FloatArray = npt.NDArray[np.float32]
-RECENT = 32  # of the target's hidden states that a ranking looks at
 _FAILURES = 3  # of the ranker in a row, until it is given up
 _MEMORY = 0.8  # of what was seen of a draft's first guesses
 _TYPICAL_TOKENS = 160  # of an answer: few are as long as they are allowed to be
@@ -192,6 +194,24 @@ class Scheduler:
             self.ranker.close()
 
 
+def _guarded(method: Callable[..., _T]) -> Callable[..., _T | None]:
+    """What a policy, a ranking or the books may raise ends the steering of this answer, never the answer."""
+
+    @functools.wraps(method)
+    def guarded(self: Steering, *arguments: Any) -> _T | None:
+        if self.given_up:
+            return None
+        try:
+            return method(self, *arguments)
+        except Exception as error:
+            self.given_up = True
+            cause = f"{type(error).__name__}: {error}"
+            _log.warning("the working set is left as it is for this answer, steering it failed: %s", cause)
+            return None
+
+    return guarded
+
+
 class Steering:
     """Looks after the working set while one answer is made (see `edgespec.decoding.round.Steering`)."""
 
@@ -207,7 +227,9 @@ class Steering:
         self._active: str | None = None
         self._rounds = self._emitted = 0
         self._due = 0
+        self.given_up = False  # after something failed
 
+    @_guarded
     def begin(self, prompt: Sequence[int]) -> None:
         self._policy.begin()
         if self._features is not None:
@@ -217,19 +239,24 @@ class Steering:
         else:
             self._hold()
 
+    @_guarded
     def chunk(self) -> None:
         self._take()
 
+    @_guarded
     def saw(self, draft: str, right: bool) -> None:
         before = self._recent.get(draft)
         self._recent[draft] = float(right) if before is None else _MEMORY * before + (1 - _MEMORY) * right
 
+    @_guarded
     def read_up(self, draft: str, tokens: int, seconds: float) -> None:
         self._scheduler.costs.observe_catch_up(draft, tokens, seconds)
 
+    @_guarded
     def preferred(self) -> str | None:
         return self._policy.preferred()
 
+    @_guarded
     def round(self, observation: Observation, emitted: Sequence[int], session: Session) -> None:
         self._rounds += 1
         self._emitted += len(emitted)
@@ -267,11 +294,12 @@ class Steering:
             return
         recent = None
         states = None if session is None else session.states
-        if states is not None and len(states):
-            rows = states.rows(states.begin, states.end)
+        end = 0 if session is None or states is None else min(states.end, session.valid)  # beyond: rejected guesses
+        if states is not None and end > states.begin:
+            rows = states.rows(states.begin, end)
             if self._prompt_mean is None:
                 prompt_end = max(len(rows) - self._emitted, 1)
-                self._prompt_mean = rows[:prompt_end].mean(axis=0)
+                self._prompt_mean = rows[max(prompt_end - PROMPT_WINDOW, 0) : prompt_end].mean(axis=0)
             recent = rows[-RECENT:]
         vector = self._features.vector(recent, self._prompt_mean, self._recent)
         ranker.ask(self._ticket, vector)
