@@ -125,8 +125,9 @@ class HeadSession:
 
     def release(self) -> None:
         """The weights are going: let go of what points to them. Keys and values stay."""
-        if self._buffers is not None:
-            self._buffers.release()
+        buffers = self._buffers  # once: its conversation may be closed meanwhile
+        if buffers is not None:
+            buffers.release()
 
     def close(self) -> None:
         self._buffers = None

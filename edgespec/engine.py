@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from edgespec.errors import DraftError, EdgespecError, PromptError
 from edgespec.loading import Target, load_target
 from edgespec.memory.topology import process_memory
 from edgespec.memory.working_set import DraftState, State, WorkingSet
-from edgespec.residency import HeldDrafts, Loads, hold_drafts
+from edgespec.residency import CurrentSet, HeldDrafts, Loads, hold_drafts
 from edgespec.results import GenerationResult, TextDelta
 from edgespec.steering import describe
 from edgespec.stream import Stream
@@ -73,6 +74,7 @@ class Engine:
         self._gamma = config.gamma
         self._chosen = "auto"
         self._closed = False
+        self._changing = threading.Lock()  # of the drafts there are
         source = target.tokenizer.chat_template
         self.template = ChatTemplate(source, target.tokenizer) if source else None
 
@@ -149,6 +151,8 @@ class Engine:
             if not status.active or not loaded:
                 raise DraftError(f"draft {name} cannot be used: it is {self.drafts[name]}")
         self._chosen = name
+        if self._held is not None and (name not in self._statuses or not self._statuses[name].loadable):
+            self._held.any()
 
     @property
     def drafts(self) -> dict[str, str]:
@@ -171,10 +175,17 @@ class Engine:
         return describe(states)
 
     def add_draft(self, name: str) -> DraftInfo:
-        """Add one more draft, for conversations that begin from now on. What is wrong with it is in its status."""
-        loaded = load_draft(name, self.config, self._target, None, taken=self._statuses, eager=False)
-        self._add(loaded)
-        self._hold()
+        """Add one more draft, for conversations that begin from now on. What is wrong with it is in its status.
+
+        An answer that runs goes on without drafts until all are loaded again.
+        """
+        with self._changing:
+            if self._closed:
+                raise EdgespecError("the engine is closed: make a new one with Engine.from_pretrained")
+            loaded = load_draft(name, self.config, self._target, None, taken=self._statuses, eager=False)
+            self._add(loaded)
+            if loaded.status.loadable:
+                self._hold_one_more(loaded.status)
         return self.draft_infos()[-1]
 
     def draft_infos(self) -> list[DraftInfo]:
@@ -273,7 +284,7 @@ class Engine:
             self.tokenizer,
             self._statuses.values(),
             planner=planner,
-            residency=self.working_set,
+            residency=None if self._held is None else CurrentSet(lambda: self._held),
             eos_ids=self._stop_ids(),
             context=self.context,
             tracer=self.tracer,
@@ -306,11 +317,12 @@ class Engine:
             return
         self._closed = True
         with ExitStack() as stack:
-            if self._held is not None:
-                stack.callback(self._held.close)
+            # The last one first: once nothing is offered, a stream that still runs does not blame a draft.
             for status in self._statuses.values():
                 stack.callback(status.draft.close)
-            stack.callback(self._target.close)  # first, so that a stream that still runs does not blame a draft
+            stack.callback(self._target.close)
+            if self._held is not None:
+                stack.callback(self._held.close)
 
     def __enter__(self) -> Engine:
         return self
@@ -322,7 +334,7 @@ class Engine:
 
     def _add(self, loaded: LoadedDraft) -> None:
         status, manifest = loaded.status, loaded.manifest
-        self._statuses[status.name] = status
+        self._statuses = {**self._statuses, status.name: status}  # another thread may go through them
         self._target.costs.file_under(status.name, cost_name(status.draft))
         if manifest is not None:
             self._manifests[status.name] = manifest
@@ -336,6 +348,19 @@ class Engine:
         if self._held is not None:
             self._held.close()
         self._held = hold_drafts(self.config, self._target, list(self._statuses.values()), self._manifests, self.tracer)
+
+    def _hold_one_more(self, status: DraftStatus) -> None:
+        """The working set again, with a draft that was added; without it, if it does not fit beside what was asked."""
+        try:
+            self._hold()
+        except EdgespecError as error:
+            status.failed(error)
+            self._hold()
+        if self._held is not None:
+            if self._closed:  # meanwhile
+                self._held.close()
+            elif self._chosen in self._statuses and self._statuses[self._chosen].loadable:
+                self._held.only(self._chosen)
 
     def _planner(self) -> Planner:
         if self._chosen == "off" or not self._statuses:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from drafts.base import Loadable
 from edgespec import catalog
@@ -22,7 +24,7 @@ from edgespec.memory.budget import parse_budget
 from edgespec.memory.plan import DraftNeed, MemoryPlan
 from edgespec.memory.pressure import PressureMonitor
 from edgespec.memory.topology import detect
-from edgespec.memory.working_set import WorkingSet, WorkingSetEvent
+from edgespec.memory.working_set import Lease, WorkingSet, WorkingSetEvent
 from edgespec.steering import Ranks, Scheduler
 from edgespec.telemetry.trace import NullTracer, Tracer
 from predictor.memory import PlannerState
@@ -59,20 +61,27 @@ class Loads:
         )
 
 
+_SLOTS, _OWN = "draft slots", "keys and values of drafts"
+
+
 def slots_that_fit(config: RuntimeConfig, target: Target, drafts: Sequence[Draft]) -> tuple[int, int]:
     """How many drafts may be held (what was asked for, else as many as the budget has room for), and a slot's bytes.
 
-    drafts: all of them, loaded or not. The slots are added to the plan. Raises MemoryBudgetError with the numbers if as
-    many as were asked for do not fit.
+    drafts: all of them, loaded or not. The slots are added to the plan, in place of those of an earlier call. Raises
+    MemoryBudgetError with the numbers if as many as were asked for do not fit.
     """
+    for part in [part for part in target.planned if part.endswith(_SLOTS) or part == _OWN]:
+        del target.planned[part]
     weighty = [draft for draft in drafts if isinstance(draft, Loadable)]
     if not weighty:
         return 0, 0
     own = {draft.name: int(getattr(draft, "conversation_bytes", 0)) for draft in weighty}
     topology = detect(device_of(config))
-    budget = parse_budget(config.memory_budget, topology)
-    if config.memory_budget == "auto":  # what is free now, of which the target holds its part already
-        budget += sum(target.planned.values())
+    # What is free now, of which the target holds its part already.
+    free = parse_budget("auto", topology) + sum(target.planned.values())
+    budget = free if config.memory_budget == "auto" else parse_budget(config.memory_budget, topology)
+    if config.resident is None:
+        budget = min(budget, free)
     plan = MemoryPlan(
         target=sum(target.planned.values()),
         workspace=0,
@@ -83,10 +92,17 @@ def slots_that_fit(config: RuntimeConfig, target: Target, drafts: Sequence[Draft
         asked=config.resident,
     )
     slots = min(plan.slots, len(weighty))
-    if slots:
-        need = {f"{slots} draft slots": slots * plan.slot_bytes, "keys and values of drafts": sum(own.values())}
-        check_memory(config, need, target.planned)
+    while slots:
+        need = {f"{slots} {_SLOTS}": slots * plan.slot_bytes, _OWN: sum(own.values())}
+        try:
+            check_memory(config, need, target.planned)
+        except MemoryBudgetError:
+            if config.resident is not None:
+                raise
+            slots -= 1  # what is free changes from one look to the next
+            continue
         target.planned |= need
+        break
     return slots, plan.slot_bytes
 
 
@@ -149,38 +165,88 @@ class HeldDrafts:
             _log.warning("no draft fits, generation goes on without them: %s", self.no_room)
         self._memory = _PolicyMemory(target, config.policy, fingerprints)
         self._memory.restore(self.policy)
+        _open.add(self)
 
     def begin(self) -> None:
         """Fill the slots: first with what the policy wants before anything is known of a text, then with the others.
 
         Waits until all are there: no round runs yet.
         """
-        wanted = list(self.scheduler.hold(rounds=0, rounds_left=64.0, active=None, ranking=None).wanted)
-        wanted += [status.name for status in self.scheduler.drafts if status.name not in wanted]
-        self.working_set.retarget(wanted, reason="the slots are filled before the first text")
+        wanted = self._fill("the slots are filled before the first text")
         deadline = time.monotonic() + _START_SECONDS
         for name in wanted[: self.working_set.capacity]:
             self.working_set.wait_for(name, max(deadline - time.monotonic(), 0.0))
 
+    def _fill(self, reason: str) -> list[str]:
+        """Want all drafts, those first that the policy wants when nothing is known of a text; returns their order."""
+        wanted: list[str] = []
+        try:
+            wanted += self.scheduler.hold(rounds=0, rounds_left=64.0, active=None, ranking=None).wanted
+        except Exception:
+            _log.exception("the policy cannot say what to hold; drafts are loaded in their order")
+        wanted += [status.name for status in self.scheduler.drafts if status.name not in wanted]
+        self.working_set.retarget(wanted, reason=reason)
+        return wanted
+
     def counters(self) -> Loads:
-        ranker, held = self.scheduler.ranker, self.working_set.counters
-        return Loads(
-            held.loads, held.load_seconds, self.scheduler.exposed_seconds, 0.0 if ranker is None else ranker.seconds
-        )
+        """Takes no lock: the collector may end a stream in any thread."""
+        ranker, (loads, seconds) = self.scheduler.ranker, self.working_set.glance()
+        return Loads(loads, seconds, self.scheduler.exposed_seconds, 0.0 if ranker is None else ranker.seconds)
 
     def only(self, name: str) -> bool:
         """Hold this draft whatever the text; waits until it is there. False if it cannot be loaded."""
+        self.scheduler.pinned = True
         self.working_set.retarget([name], reason="asked for", in_use=name)
-        return self.working_set.wait_for(name, _START_SECONDS)
+        if self.working_set.wait_for(name, _START_SECONDS):
+            return True
+        self.any()
+        return False
+
+    def any(self) -> None:
+        """Let the policy say what to hold (again)."""
+        if self.scheduler.pinned:
+            self.scheduler.pinned = False
+            self._fill("no draft is asked for any more")
 
     def _happened(self, event: WorkingSetEvent) -> None:
         if event.kind == "load":
             self._target.costs.observe_load(event.draft, (event.end_ns - event.begin_ns) * 1e-9)
 
     def close(self) -> None:
+        _open.discard(self)
         self.scheduler.close()
         self.working_set.close()
         self._memory.keep(self.policy)
+
+
+_open: WeakSet[HeldDrafts] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread that the interpreter ends inside ONNX Runtime takes the process down with an abort."""
+    for held in list(_open):
+        held.close()
+
+
+class CurrentSet:
+    """What is resident now, for conversations that outlive a working set: `Engine.add_draft` makes another one."""
+
+    def __init__(self, held: Callable[[], HeldDrafts | None]) -> None:
+        self._held = held
+
+    @property
+    def capacity(self) -> int:
+        held = self._held()
+        return 0 if held is None else held.working_set.capacity
+
+    def acquire(self) -> AbstractContextManager[Lease]:
+        held = self._held()
+        return nullcontext(Lease(0, _nothing, _nothing)) if held is None else held.working_set.acquire()
+
+
+def _nothing(_ticket: int) -> None:
+    pass
 
 
 def hold_drafts(
@@ -242,7 +308,7 @@ class _PolicyMemory:
             return
         try:
             policy.restore(PlannerState.from_json(json.loads(content)))
-        except (ValueError, RecursionError) as error:
+        except Exception as error:  # whatever it holds, it is only a saving
             aside = self.file.with_suffix(".damaged")
             _log.warning("what was learned about drafts (%s) is damaged and set aside: %s", self.file, error)
             with suppress(OSError):
@@ -251,7 +317,7 @@ class _PolicyMemory:
     def keep(self, policy: Policy) -> None:
         if not isinstance(policy, AutoPlanner):
             return
-        with suppress(OSError, ModelError):
+        with suppress(OSError, ModelError, RuntimeError):  # the last: a text that still runs changes it meanwhile
             self.file.parent.mkdir(parents=True, exist_ok=True)
             write_text(self.file, json.dumps(policy.state().to_json()))
 

@@ -53,7 +53,9 @@ class RankerThread:
     def __init__(self, ranker: Ranks, tracer: Tracer | NullTracer = NULL_TRACER) -> None:
         self._ranker = ranker
         self._tracer = tracer
-        self._asked = threading.Condition()
+        # Only ever entered as `with lock`: entering a condition runs Python code, in which Ctrl-C could strike.
+        self._lock = threading.Lock()
+        self._asked = threading.Condition(self._lock)
         self._question: tuple[int, FloatArray] | None = None
         self._answer: tuple[int, Mapping[str, float]] | None = None
         self._closed = False
@@ -68,7 +70,7 @@ class RankerThread:
         """Put a question; one that waits still is replaced."""
         if self.reason is not None:
             return
-        with self._asked:
+        with self._lock:
             self._question = (ticket, features)
             self._asked.notify_all()
 
@@ -76,30 +78,33 @@ class RankerThread:
         """The newest answer to a question of that ticket, once; None if there is none (within `timeout` seconds)."""
         if timeout <= 0 and self._answer is None:  # one read of a name: no lock in most rounds
             return None
-        with self._asked:
+        with self._lock:
             if timeout > 0:
-                self._asked.wait_for(lambda: self._answer is not None or self.reason is not None, timeout)
-            if self._answer is None or self._answer[0] != ticket:
+                self._asked.wait_for(lambda: self._answered(ticket) or self.reason is not None, timeout)
+            if self._answer is None or not self._answered(ticket):
                 return None
             (_, ranking), self._answer = self._answer, None
             return ranking
 
+    def _answered(self, ticket: int) -> bool:
+        return self._answer is not None and self._answer[0] == ticket
+
     def close(self) -> None:
-        with self._asked:
+        with self._lock:
             self._closed = True
             self._asked.notify_all()
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
         while True:
-            with self._asked:
+            with self._lock:
                 self._asked.wait_for(lambda: self._closed or self._question is not None)
                 if self._closed or self._question is None:
                     return
                 (ticket, features), self._question = self._question, None
             begin = time.perf_counter_ns()
             try:
-                ranking = dict(self._ranker.rank(features))
+                ranking = {name: float(rate) for name, rate in self._ranker.rank(features).items()}
             except Exception as error:  # whatever a file made by somebody else does: text goes on by observation
                 self._failed(error)
                 continue
@@ -107,8 +112,9 @@ class RankerThread:
             self._failures = 0
             self.seconds += (end - begin) * 1e-9
             self.answers += 1
-            self._tracer.event("rank", begin, end, lane=RANKER_LANE, **{k: round(v, 3) for k, v in ranking.items()})
-            with self._asked:
+            told = {name: round(rate, 3) for name, rate in ranking.items()}
+            self._tracer.event("rank", begin, end, lane=RANKER_LANE, ranking=str(told))
+            with self._lock:
                 self._answer = (ticket, ranking)
                 self._asked.notify_all()
 
@@ -148,6 +154,7 @@ class Scheduler:
         self.last_ranking: Mapping[str, float] | None = None
         self.reason = ""
         self.exposed_seconds = 0.0  # in which rounds waited for loads
+        self.pinned = False  # one draft was asked for by name: what is held is not the policy's business
         self._tickets = 0
         self._lock = threading.Lock()
 
@@ -161,6 +168,8 @@ class Scheduler:
         self, *, rounds: int, rounds_left: float, active: str | None, ranking: Mapping[str, float] | None
     ) -> Holding:
         """Ask the policy what to hold, and pass it on. Waits only if the policy says so (`mab-sync`)."""
+        if self.pinned:
+            return Holding((), "")
         states = self.working_set.states()
         usable = [status.name for status in self.drafts if status.active]
         by_state: dict[State, set[str]] = {}
@@ -220,7 +229,7 @@ class Steering:
         self._policy = scheduler.policy
         self._ticket = ticket
         self._limit = limit
-        self._features = None if scheduler.features is None else scheduler.features()
+        self._features: TextFeatures | None = None
         self._prompt_mean: FloatArray | None = None
         self._recent: dict[str, float] = {}
         self._ranking: Mapping[str, float] | None = None
@@ -232,7 +241,8 @@ class Steering:
     @_guarded
     def begin(self, prompt: Sequence[int]) -> None:
         self._policy.begin()
-        if self._features is not None:
+        if self._scheduler.features is not None:
+            self._features = self._scheduler.features()
             self._features.begin(list(prompt))
             self._ask(None)
             self._take(_FIRST_WAIT)

@@ -134,7 +134,9 @@ def configured_drafts(args: argparse.Namespace) -> RuntimeConfig:
     """The settings in force. Lookup is always among the drafts: it is a row, and goes in front of the others."""
     config = configured(args)
     names = _draft_names(args.drafts or ["auto"])
-    return config.replace(drafts=names if names == "auto" else tuple(dict.fromkeys(("ngram", *names))), gamma=0)
+    return config.replace(
+        drafts=names if names == "auto" else tuple(dict.fromkeys(("ngram", *names))), gamma=0, resident=0
+    )
 
 
 def _draft_names(values: Sequence[str]) -> str | list[str]:
@@ -175,6 +177,8 @@ def _output_folder(name: str) -> Path:
 
 def prepare(args: argparse.Namespace, engine: Engine) -> tuple[Evaluation, TrajectoryStore, list[dict[str, Any]]]:
     """The evaluation of the drafts that loaded, where answers are kept, and the drafts that did not load."""
+    from drafts.base import Loadable
+    from drafts.load_now import load_now
     from drafts.recording import WINDOW
     from edgespec import catalog
     from edgespec.evaluation.document import answer_key, draft_entry
@@ -182,6 +186,13 @@ def prepare(args: argparse.Namespace, engine: Engine) -> tuple[Evaluation, Traje
     from edgespec.evaluation.trajectories import TrajectoryStore
 
     session = engine.session()
+    for status in session.statuses.values():
+        if status.active and isinstance(status.draft, Loadable):
+            try:
+                load_now(status.draft)  # all at once, however few the configuration holds
+            except Exception as error:
+                status.failed(error)
+                status.reason = status.reason or str(error)
     drafts = [status.draft for status in session.statuses.values() if status.active]
     domains = {info.name: info.domain for info in engine.draft_infos()}
     failed = [draft_entry(s.draft, domains[s.name], {}, s.reason) for s in session.statuses.values() if not s.active]

@@ -91,19 +91,23 @@ def _live(entry: Entry, engine: Engine) -> Finding:
     """A few rounds with the draft alone: the text is the plain one, something was proposed, nothing was raised."""
     from drafts.zoo import Finding
     from edgespec.decoding.params import SamplingParams
+    from edgespec.errors import DraftError
 
     assert entry.manifest is not None
     prompt = PROMPTS.get(entry.manifest.domain, PROMPT)
     params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     info = engine.add_draft(str(entry.folder))
-    if info.status != "active":
+    if info.status.startswith("failed"):
         return Finding("live", False, info.status)
     engine.use_draft("off")
     plain = engine.generate(prompt, dataclasses.replace(params, logprobs=1))
-    engine.use_draft(info.name)
+    try:
+        engine.use_draft(info.name)  # where not all are held at once, this brings it in
+    except DraftError as error:
+        return Finding("live", False, str(error))
     drafted = engine.generate(prompt, params)
-    engine.use_draft("off")
     status, stats = engine.drafts[info.name], drafted.stats
+    engine.use_draft("off")
     if status != "active":
         return Finding("live", False, status)
     if not stats.proposed_tokens:

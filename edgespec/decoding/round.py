@@ -18,6 +18,7 @@ from drafts.base import FloatArray, Proposal
 from edgespec.decoding.acceptance import Outcome, accept
 from edgespec.decoding.catch_up import CatchUp, able
 from edgespec.decoding.counts import TO_SECONDS, Counts
+from edgespec.decoding.guard import Guarded
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.sampling import LogitsPipeline, token_logprob
 from edgespec.decoding.session import Session
@@ -101,10 +102,10 @@ class Generation:
         judging, drafting = np.random.SeedSequence(params.seed).spawn(2)
         self._rng = np.random.default_rng(judging)
         self._choose = self._pipeline.draft_choose(np.random.default_rng(drafting))
-        self._planner: Planner = session.planner
+        self._planner: Planner = Guarded(session.planner)
         seeded = not params.greedy and params.seed is not None
         if seeded:
-            self._planner = session.planner.seeded()
+            self._planner = self._planner.seeded()
         self._only_free = seeded and session.changing
         self._steering = steering
         self._catch_up = CatchUp()
@@ -309,6 +310,8 @@ class Generation:
         before = next(c.behind for c in candidates if c.name == reading.draft)
         left = session.catch_up(reading.draft, reading.limit)
         end = perf_counter_ns()
+        if left is None:
+            return able([candidate for candidate in candidates if candidate.name != reading.draft])
         self._catch_up.took(before - left, (end - begin) * TO_SECONDS)
         self._steering.read_up(reading.draft, before - left, (end - begin) * TO_SECONDS)
         session.tracer.event("catch-up", begin, end, draft=reading.draft, tokens=before - left, left=left)

@@ -264,14 +264,14 @@ class Session:
             return True
         return self._resident is not None and status.name in self._resident
 
-    def catch_up(self, name: str, limit: int) -> int:
-        """Let a resident draft read at most `limit` of the tokens it missed; returns how many are left."""
+    def catch_up(self, name: str, limit: int) -> int | None:
+        """Let a resident draft read at most `limit` of the tokens it missed; how many are left, None if it failed."""
         lagging = self._lagging.get(name)
         try:
             return 0 if lagging is None else lagging.catch_up(self.tokens, limit)
         except Exception as error:
             self.draft_failed(name, error)
-            return 0
+            return None
 
     def draft(self, name: str) -> DraftSession:
         """The draft's memory of this conversation, made when first needed."""

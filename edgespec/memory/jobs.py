@@ -62,10 +62,12 @@ class Jobs:
             if not late:
                 kind, fresh = self._booked(job, error, stamps, now)
                 books.done(job)
+                fresh = fresh and not books.closing  # what it needs may be closed already
         if late:
             self._come_back(job)
             return
         cause = cause_of(error) if error is not None and kind == "fail" else job.reason
+        error = None  # its traceback holds this frame, and what was loaded in part
         if fresh:
             _log.warning("draft %s cannot be loaded: %s; the text goes on without it", record.name, cause)
         self._tell(kind, record.name, cause, job.begin)

@@ -119,6 +119,11 @@ class WorkingSet:
         with self._books.lock:
             return replace(self._books.schedule.counters)
 
+    def glance(self) -> tuple[int, float]:
+        """(loads, load_seconds) without the lock: for what the collector may run in a thread that holds it."""
+        counters = self._books.schedule.counters
+        return counters.loads, counters.load_seconds
+
     def states(self) -> dict[str, DraftState]:
         """All drafts, in the order in which they were added."""
         with self._books.lock:
@@ -226,8 +231,8 @@ class WorkingSet:
                 self._watch.close(self._close_seconds)
             if not self._loader.join(self._close_seconds):
                 _log.warning("the thread that loads drafts does not end; the storage seems to hang")
-            self._unload_all()
-            self._books.schedule.pool.close()
+            if self._unload_all():
+                self._books.schedule.pool.close()
             self._closed = True
 
     def __enter__(self) -> WorkingSet:
@@ -262,8 +267,8 @@ class WorkingSet:
             if self._watch is not None:
                 self._watch.start()
 
-    def _unload_all(self) -> None:
-        """At the end: unload what no lease has, after waiting a little for leases to end."""
+    def _unload_all(self) -> bool:
+        """At the end: unload what no lease has, after waiting a little for leases to end. Whether all are gone."""
         deadline, books = time.monotonic() + self._close_seconds, self._books
         with books.lock:
             busy = None if books.job is None else books.job.record
@@ -280,6 +285,7 @@ class WorkingSet:
                 _log.warning("draft %s is still in use and stays in memory", record.name)
             else:
                 unload(record)
+        return not names & leased
 
     def _tell(self, kind: str, draft: str, reason: str, begin: float) -> None:
         """One event, outside the lock. begin: seconds of the clock."""
