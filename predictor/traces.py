@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
+
+from predictor.files import write_whole
 
 INDEX = "index.json"
 FORMAT = 1  # raise when something changes its meaning
@@ -359,18 +359,8 @@ def _read(path: Path, limit: int) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replace `path` in one durable step."""
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
-        try:
-            with temporary.open("xb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_whole(path, content)
     except OSError as error:
         raise TraceError(f"{path}: cannot be written ({error.strerror or error})") from error
 

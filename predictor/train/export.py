@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -43,17 +40,3 @@ def ranker_bytes(info: RankerInfo, layers: Sequence[tuple[FloatArray, FloatArray
     helper.set_model_props(model, {METADATA: info.to_text()})
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString(deterministic=True))
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace `path` in one durable step. Raises OSError."""
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
-    try:
-        with temporary.open("xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from predictor.files import write_whole
 from predictor.ranker import Ranker, RankerInfo
-from predictor.train.export import ranker_bytes, write_whole
+from predictor.train.export import ranker_bytes
 from predictor.train.figures import evaluate
 from predictor.train.fit import FitConfig, Fitted, fit
 from predictor.train.samples import GROUPS, PROMPT, RECENTLY, Corpus, Samples, read_corpus, split
