@@ -78,14 +78,8 @@ class UcbPolicy(Baseline):
             self._ran = self._ran or o.draft == self._active
 
 
-class Exp3Policy(Baseline):
-    """`exp3spec`: EXP3Spec of BanditSpec over drafts: drawn at scheduling points, loaded in the background.
-
-    Loss: 1 - emitted / (gamma + 1), of the rounds that the drawn arm ran itself (their mean is one update). State is
-    reset for every text.
-    """
-
-    name = "exp3spec"
+class _Drawing(Baseline):
+    """Policies that draw a draft at random, and begin every text anew (`_fresh`)."""
 
     def __init__(
         self,
@@ -101,15 +95,29 @@ class Exp3Policy(Baseline):
         self._rng = rng
         self._fresh()
 
+    def begin(self) -> None:
+        super().begin()
+        self._fresh()
+
+    def _fresh(self) -> None:
+        """Forget what was learned."""
+        raise NotImplementedError
+
+
+class Exp3Policy(_Drawing):
+    """`exp3spec`: EXP3Spec of BanditSpec over drafts: drawn at scheduling points, loaded in the background.
+
+    Loss: 1 - emitted / (gamma + 1), of the rounds that the drawn arm ran itself (their mean is one update). State is
+    reset for every text.
+    """
+
+    name = "exp3spec"
+
     def _fresh(self) -> None:
         self._bandit = Exp3(len(self.drafts), self._rng)
         self._active = None
         self._probability = 1.0
         self._losses: list[float] = []
-
-    def begin(self) -> None:
-        super().begin()
-        self._fresh()
 
     def hold(self, view: View) -> Holding | None:
         if view.capacity < 1 or all(name in view.failed for name in self.drafts):
@@ -141,7 +149,7 @@ def ranked_by(bandit: Exp3, drafts: Sequence[str], names: Any) -> list[str]:
     return sorted((name for name in drafts if name in names), key=lambda name: -p[drafts.index(name)])
 
 
-class HedgePolicy(Baseline):
+class HedgePolicy(_Drawing):
     """`hedge`: HedgeSpec (arXiv 2510.20064): NormalHedge with full information over the resident drafts.
 
     In every round each resident draft guesses along, and is scored on what was emitted: loss = 1 - (right + 1) /
@@ -152,30 +160,12 @@ class HedgePolicy(Baseline):
 
     name = "hedge"
 
-    def __init__(
-        self,
-        costs: CostTable,
-        drafts: Sequence[str],
-        gamma: int,
-        rng: np.random.Generator,
-        *,
-        lookup: bool = True,
-        interval: int = 4,
-    ) -> None:
-        super().__init__(costs, drafts, gamma, lookup=lookup, interval=interval)
-        self._rng = rng
-        self._fresh()
-
     def _fresh(self) -> None:
         self._hedge = NormalHedge(len(self.drafts))
         self._heard = dict.fromkeys(self.drafts, 0)
         self._active = None
         self._weights: dict[int, float] = {}
         self._losses: dict[int, float] = {}
-
-    def begin(self) -> None:
-        super().begin()
-        self._fresh()
 
     def hold(self, view: View) -> Holding | None:
         able = [name for name in self.drafts if name not in view.failed]
