@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drafts import zoo
-from drafts.base import Draft, DraftSession, Loadable, LoadControl
-from drafts.load_now import load_now
+from drafts.base import Draft, DraftSession, LoadControl
 from drafts.manifest import MANIFEST, RESERVED, Manifest
 from drafts.ngram import NgramDraft
 from drafts.standalone import Checkpoint, StandaloneDraft
@@ -26,7 +25,6 @@ from edgespec.models.tokenizer import compare_vocabularies
 from edgespec.models.weights import open_weights
 
 if TYPE_CHECKING:
-    from drafts.head import HeadSpec
     from drafts.states import HiddenStates
     from edgespec.download import Progress
     from edgespec.models.base import Decoder
@@ -47,16 +45,18 @@ class LoadedDraft:
 
 
 def load_drafts(
-    config: RuntimeConfig, target: Target, progress: Progress | None, *, eager: bool = True
+    config: RuntimeConfig,
+    target: Target,
+    progress: Progress | None,
 ) -> Iterator[LoadedDraft]:
     """All drafts of the configuration, sets expanded. One that cannot be used has its reason in the status.
 
-    eager: those with weights are loaded now, and added to the target's plan. Otherwise only manifests and headers are
-    read and lengths are checked; a working set loads them, and plans its slots. What is free is loaded in any case.
+    Of those with weights only manifests and headers are read and lengths are checked; a working set loads them, and
+    plans its slots. What is free is loaded and added to the target's plan.
     """
     taken: set[str] = set()
     for source in _sources(config, target):
-        loaded = _load(source, config, target, progress, taken, eager)
+        loaded = _load(source, config, target, progress, taken)
         if loaded.status.name not in taken:  # ngram, asked for twice
             taken.add(loaded.status.name)
             yield loaded
@@ -69,18 +69,16 @@ def load_draft(
     progress: Progress | None,
     *,
     taken: Collection[str] = (),
-    eager: bool = True,
 ) -> LoadedDraft:
     """The one draft `name`: "ngram", a draft of this target's set, a draft folder, or a checkpoint.
 
-    taken: names that other drafts have already; this one gets another. Failures are noted in the status. eager: as in
-    `load_drafts`.
+    taken: names that other drafts have already; this one gets another. Failures are noted in the status.
     """
     sources = named(name, config, target)
     if len(sources) != 1:
         several = ", ".join(source if isinstance(source, str) else source.name for source in sources)
         return _failed(name, DraftError(f"{name} is a set of drafts ({several}); name one of them"), None)
-    return _load(sources[0], config, target, progress, taken, eager)
+    return _load(sources[0], config, target, progress, taken)
 
 
 def named(name: str, config: RuntimeConfig, target: Target) -> list[str | Entry]:
@@ -119,39 +117,6 @@ def draft_label(name: str, taken: Collection[str]) -> str:
     return found
 
 
-def head_bytes(spec: HeadSpec) -> dict[str, int]:
-    """Bytes that a head will take at most, known before it is read: loaded, and for one conversation beside it."""
-    from drafts.head import conversation_bytes, loaded_bytes
-
-    return {"weights": loaded_bytes(spec, tied=False), "window": conversation_bytes(spec)}
-
-
-@dataclass(frozen=True)
-class DraftMemory:
-    """What drafts take: the loaded ones of those with weights a slot each, all of them some bytes in any case.
-
-    slot_bytes, buffer_bytes: of the largest draft (see `drafts.base.Loadable`), 0 if none has weights. always: bytes by
-    part that are taken whatever is loaded: tables of phrases, and keys and values that heads keep of a conversation.
-    """
-
-    slot_bytes: int = 0
-    buffer_bytes: int = 0
-    always: dict[str, int] = field(default_factory=dict)
-
-
-def draft_memory(drafts: Iterable[Draft]) -> DraftMemory:
-    """The memory plan of these drafts, loaded or not."""
-    slot, buffer, always = 0, 0, {}
-    for draft in drafts:
-        own = 0 if isinstance(draft, Loadable) else draft.nbytes
-        own += int(getattr(draft, "conversation_bytes", 0))
-        if own:
-            always[f"draft {draft.name}"] = own
-        if isinstance(draft, Loadable):
-            slot, buffer = max(slot, draft.slot_bytes), max(buffer, draft.buffer_bytes)
-    return DraftMemory(slot, buffer, always)
-
-
 def _sources(config: RuntimeConfig, target: Target) -> list[str | Entry]:
     if config.drafts == "auto":
         return ["ngram", *zoo.for_target(catalog.home(config.home), target.facts.fingerprint, target.facts.name)]
@@ -167,7 +132,6 @@ def _load(
     target: Target,
     progress: Progress | None,
     taken: Collection[str],
-    eager: bool,
 ) -> LoadedDraft:
     if source == "ngram":
         return LoadedDraft(DraftStatus(NgramDraft()))
@@ -176,9 +140,9 @@ def _load(
     try:
         draft: Draft
         if isinstance(source, str):
-            draft = _checkpoint(label, source, config, target, progress, eager)
+            draft = _checkpoint(label, source, config, target, progress)
         else:
-            draft = _of_set(label, source, config, target, eager)
+            draft = _of_set(label, source, config, target)
         return LoadedDraft(DraftStatus(draft), entry)
     except Exception as error:  # whatever a broken file raises anywhere: a draft can only cost speed
         return _failed(label, error, entry)
@@ -209,22 +173,19 @@ class _Unusable:
         pass
 
 
-def _of_set(label: str, entry: Entry, config: RuntimeConfig, target: Target, eager: bool) -> Draft:
+def _of_set(label: str, entry: Entry, config: RuntimeConfig, target: Target) -> Draft:
     manifest = zoo.usable(entry, target.facts, hashes=False)
     if manifest.kind == "standalone":
-        return _standalone(label, entry.folder, config, target, eager, manifest)
+        return _standalone(label, entry.folder, config, target, manifest)
     free = manifest.kind == "phrases"
-    own = {f"draft {label}": manifest.nbytes if free else sum(head_bytes(zoo.head_spec(manifest)).values())}
-    if free or eager:
+    own = {f"draft {label}": manifest.nbytes} if free else {}
+    if free:
         check_memory(config, own, target.planned)
     images = catalog.home(config.home) / IMAGES
     draft = zoo.unloaded(entry, target.decoder, target.facts, name=label, threads=threads_of(config), images=images)
     if not free:
         _open_tables(target.decoder)
-        if eager:
-            load_now(draft)  # type: ignore[type-var]
-    if free or eager:
-        target.planned |= own
+    target.planned |= own
     return draft
 
 
@@ -236,7 +197,7 @@ def _open_tables(decoder: Decoder) -> None:
 
 
 def _checkpoint(
-    label: str, name: str, config: RuntimeConfig, target: Target, progress: Progress | None, eager: bool
+    label: str, name: str, config: RuntimeConfig, target: Target, progress: Progress | None
 ) -> StandaloneDraft:
     try:
         path = catalog.resolve(name, home=config.home, progress=progress)
@@ -245,29 +206,22 @@ def _checkpoint(
         if not known or "/" in name:
             raise
         raise DraftError(f"{error}. Drafts of this target are {', '.join(entry.name for entry in known)}") from None
-    return _standalone(label, path, config, target, eager)
+    return _standalone(label, path, config, target)
 
 
 def _standalone(
-    label: str, path: Path, config: RuntimeConfig, target: Target, eager: bool, manifest: Manifest | None = None
+    label: str, path: Path, config: RuntimeConfig, target: Target, manifest: Manifest | None = None
 ) -> StandaloneDraft:
     home = catalog.home(config.home)
     with open_weights(path) as weights:
         tokenizer = tokenizer_of(path, weights, home)
         compare_vocabularies(target.tokenizer, tokenizer)
         positions = min(target.context, weights.spec.max_positions)
-        own = {
-            f"draft {label}": planned_bytes(weights, device_of(config), config.weight_format),
-            f"KV cache of {label}": positions * position_bytes(weights.spec),
-        }
+        nbytes = planned_bytes(weights, device_of(config), config.weight_format)
+        nbytes += positions * position_bytes(weights.spec)
         build = partial(_build, label, path, weights.fingerprint(), positions, config, manifest)
-        checkpoint = Checkpoint(weights.spec, sum(own.values()), _files(path, manifest), build)
-    draft = StandaloneDraft(label, checkpoint, target.tokenizer.size, max_positions=positions)
-    if eager:
-        check_memory(config, own, target.planned)
-        load_now(draft)
-        target.planned |= own
-    return draft
+        checkpoint = Checkpoint(weights.spec, nbytes, _files(path, manifest), build)
+    return StandaloneDraft(label, checkpoint, target.tokenizer.size, max_positions=positions)
 
 
 def _files(path: Path, manifest: Manifest | None) -> tuple[Path, ...]:

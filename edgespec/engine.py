@@ -121,7 +121,7 @@ class Engine:
         config = config.replace(**arguments) if config is not None else RuntimeConfig.load(**arguments)
         engine = cls(config, load_target(config, progress), tracer=tracer or NULL_TRACER)
         try:
-            for loaded in load_drafts(config, engine._target, progress, eager=False):
+            for loaded in load_drafts(config, engine._target, progress):
                 engine._add(loaded)
             engine._hold()
             engine._planner()  # measures costs now rather than in the first request
@@ -164,7 +164,7 @@ class Engine:
 
     @property
     def working_set(self) -> WorkingSet | None:
-        """What is resident; None without drafts that have weights."""
+        """What is resident; None while the engine is being made."""
         return None if self._held is None else self._held.working_set
 
     def held(self) -> str:
@@ -177,12 +177,12 @@ class Engine:
     def add_draft(self, name: str) -> DraftInfo:
         """Add one more draft, for conversations that begin from now on. What is wrong with it is in its status.
 
-        An answer that runs goes on without drafts until all are loaded again.
+        All drafts are loaded again; an answer that runs takes them up as they come.
         """
         with self._changing:
             if self._closed:
                 raise EdgespecError("the engine is closed: make a new one with Engine.from_pretrained")
-            loaded = load_draft(name, self.config, self._target, None, taken=self._statuses, eager=False)
+            loaded = load_draft(name, self.config, self._target, None, taken=self._statuses)
             self._add(loaded)
             if loaded.status.loadable:
                 self._hold_one_more(loaded.status)
