@@ -151,7 +151,6 @@ class Scheduler:
         self.tracer = tracer
         self.ranker = None if ranker is None else RankerThread(ranker, tracer)
         self.features = features if ranker is not None else None
-        self.last_ranking: Mapping[str, float] | None = None
         self.reason = ""
         self.exposed_seconds = 0.0  # in which rounds waited for loads
         self.pinned = False  # one draft was asked for by name: what is held is not the policy's business
@@ -289,7 +288,7 @@ class Steering:
         ranker = self._scheduler.ranker
         ranking = None if ranker is None else ranker.take(self._ticket, timeout)
         if ranking is not None:
-            self._ranking = self._scheduler.last_ranking = ranking
+            self._ranking = ranking
             self._policy.rank(ranking)
             self._hold()
 

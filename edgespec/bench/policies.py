@@ -7,17 +7,14 @@ that gets slower does so for all. Decode seconds only (prefill apart); texts unl
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from edgespec.bench.report import write_json
 from edgespec.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
@@ -31,7 +28,6 @@ DESCRIPTION = f"Measure {HELP}. Prompts as for 'bench record'."
 PLAIN = "plain"
 DEFAULT_POLICIES = "plain,static:general@3,mab-async,nightjar,memspec,edgespec"
 INTERRUPTED = 130
-_RESAMPLES = 2000
 
 
 @dataclass
@@ -100,7 +96,7 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
         waits = sum(e.working_set.counters.waits_in_round for e in engines.values() if e.working_set is not None)
     report = {"settings": settings(config, args), "waits_in_round": waits, **figures(arms, items)}
     if args.out:
-        Path(args.out).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_json(report, args.out, sys.stdout.write)
     print("\n".join(table(report)))
     if interrupted:
         print("interrupted; these are the figures so far", file=sys.stderr)
@@ -193,17 +189,17 @@ def ratio(arm: Arm, plain: Arm, keys: Sequence[str]) -> float:
     return speed(arm, keys) / max(speed(plain, keys), 1e-9)
 
 
-def interval(arm: Arm, plain: Arm, keys: Sequence[str]) -> tuple[float, float]:
-    """95% of the ratio, by bootstrap over prompts."""
+def interval(arm: Arm, plain: Arm, keys: Sequence[str]) -> tuple[float | None, float | None]:
+    """95% of the ratio, by bootstrap over prompts, the same resamples for all; None for fewer than two prompts."""
+    from drafts.figures import Bootstrap
+
     if not keys:
-        return 0.0, 0.0
-    columns = np.array([[a.tokens[key], a.seconds[key]] for a in (arm, plain) for key in keys])
-    mine, theirs = columns[: len(keys)], columns[len(keys) :]
-    picks = np.random.default_rng(0).integers(0, len(keys), (_RESAMPLES, len(keys)))
-    a, b = mine[picks].sum(axis=1), theirs[picks].sum(axis=1)
-    ratios = (a[:, 0] / np.maximum(a[:, 1], 1e-9)) / np.maximum(b[:, 0] / np.maximum(b[:, 1], 1e-9), 1e-9)
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    return float(low), float(high)
+        return None, None
+    resampled = Bootstrap("", len(keys), 0)
+    mine, theirs = (
+        resampled.ratios([a.tokens[key] for key in keys], [a.seconds[key] for key in keys]) for a in (arm, plain)
+    )
+    return resampled.interval(mine / theirs)
 
 
 def settings(config: RuntimeConfig, args: argparse.Namespace) -> dict[str, Any]:
@@ -240,7 +236,7 @@ def table(report: Mapping[str, Any]) -> list[str]:
             [
                 name,
                 f"{f['over_plain']:.3f}",
-                f"{low:.2f}-{high:.2f}",
+                "-" if low is None else f"{low:.2f}-{high:.2f}",
                 *(f"{f['domains'][domain]:.2f}" for domain in domains),
                 f"{f['tokens_per_round']:.2f}",
                 f"{f['fallback_share']:.1%}",

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from drafts.manifest import Manifest
     from drafts.zoo import Entry
     from edgespec.bench.record import Recorder
-    from edgespec.config import RuntimeConfig
     from edgespec.decoding.session import Session
     from edgespec.engine import Engine
     from edgespec.evaluation.prompts import Item
@@ -78,6 +77,7 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
 
     progress: of a number of steps, a context manager of two functions: for a text, and for steps done.
     """
+    from edgespec.cli.drafts_evaluate import configured_drafts
     from edgespec.cli.runtime import LazyProgress, engine_class
     from edgespec.evaluation.prompts import limited, read_prompts
     from predictor.traces import TraceError
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
         raise ConfigError(f"--gamma-max must be at most {MOST_GAMMA}, and --max-new-tokens at least 2.")
     everything, _ = read_prompts(args.prompts, domain=args.domain)
     items = limited(everything, args.limit) if args.last is None else last_of_each(everything, args.last)
-    config = _config(args)
+    config = configured_drafts(args)
     with LazyProgress(enabled=not args.quiet, message=f"loading {config.model} ...") as loading:
         engine = engine_class().from_pretrained(config=config, progress=loading)
     with engine:
@@ -103,13 +103,6 @@ def last_of_each(items: Sequence[Item], most: int) -> list[Item]:
     for domain in dict.fromkeys(item.domain for item in items):
         kept += [item for item in items if item.domain == domain][-most:]
     return kept
-
-
-def _config(args: argparse.Namespace) -> RuntimeConfig:
-    """The settings in force. Nothing but the recorder loads drafts: there are no slots."""
-    from edgespec.cli.drafts_evaluate import configured_drafts
-
-    return configured_drafts(args).replace(gamma=0, resident=0)
 
 
 def prepare(args: argparse.Namespace, engine: Engine) -> Recorder:

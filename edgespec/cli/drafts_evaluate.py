@@ -131,7 +131,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def configured_drafts(args: argparse.Namespace) -> RuntimeConfig:
-    """The settings in force. Lookup is always among the drafts: it is a row, and goes in front of the others."""
+    """The settings in force. Lookup is always among the drafts: it is a row, and goes in front of the others.
+
+    There are no slots: who judges drafts loads all of them.
+    """
     config = configured(args)
     names = _draft_names(args.drafts or ["auto"])
     return config.replace(
