@@ -14,19 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafts import zoo
 from edgespec import Engine, SamplingParams
 from edgespec.cli.main import main
 from edgespec.errors import DraftError, EdgespecError, MemoryBudgetError
 from edgespec.memory.states import State
 from edgespec.steering import RankerThread
 from tests.support.draft_sets import write_draft, write_standalone
+from tests.support.held import NAMES, make_held_target
 from tests.support.loadables import ScriptedDraft
 from tests.support.scripted import session as toy_session
-from tests.support.tiny import write_tiny
 from tests.support.tiny_engine import QUESTION, SHAPE, load, plain
 
-NAMES = ("chat", "code", "general", "math")
 LONG = SamplingParams(max_new_tokens=40, ignore_eos=True)
 WAIT = 10.0
 
@@ -38,13 +36,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def target(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGESPEC_HOME", str(home / "home"))
-    monkeypatch.setattr(zoo, "BUILT_IN", home / "shipped")
-    folder = home / "models" / "tiny"
-    if not folder.exists():
-        write_tiny(folder, **SHAPE)
-        for seed, name in enumerate(NAMES):
-            write_draft(home / "home" / "drafts" / "set" / name, folder, seed=seed)
+    folder = make_held_target(home, monkeypatch)
+    if not (home / "extra").exists():
         write_draft(home / "extra", folder, seed=9)
         write_standalone(home / "alone", folder, **SHAPE)
     return folder

@@ -10,18 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from drafts import zoo
 from drafts.head import FILE_NAME
 from edgespec import SamplingParams
 from edgespec.errors import ConfigError
 from edgespec.memory.states import State
 from edgespec.telemetry.trace import LOADS, Tracer
 from predictor.planner import Candidate
-from tests.support.draft_sets import write_draft
-from tests.support.tiny import write_tiny
-from tests.support.tiny_engine import GREEDY, QUESTION, SHAPE, load, plain
+from tests.support.held import NAMES, make_held_target
+from tests.support.tiny_engine import GREEDY, QUESTION, load, plain
 
-NAMES = ("chat", "code", "general", "math")
 LONG = SamplingParams(max_new_tokens=40, ignore_eos=True)
 
 
@@ -32,15 +29,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def target(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGESPEC_HOME", str(home / "home"))
-    monkeypatch.setattr(zoo, "BUILT_IN", home / "shipped")
-    folder = home / "models" / "tiny"
-    if not folder.exists():
-        write_tiny(folder, **SHAPE)
-    for seed, name in enumerate(NAMES):
-        if not (home / "home" / "drafts" / "set" / name / FILE_NAME).exists():
-            write_draft(home / "home" / "drafts" / "set" / name, folder, seed=seed)
-    return folder
+    return make_held_target(home, monkeypatch)
 
 
 @pytest.mark.parametrize(
