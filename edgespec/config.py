@@ -50,6 +50,7 @@ class RuntimeConfig:
     threads, context: None leaves the choice to the engine. memory_budget: bytes, "1GiB", "80%" or "auto".
     resident: drafts with weights that are held at once, None = as many as fit. policy: what decides about draft, gamma
     and working set, see docs/policies.md. load_rate: bytes per second at which drafts are read, None = no limit.
+    policy_memory: folder where what policies learned is kept, None for one in `home`.
     home: folder for models and prepared files, None for the platform's cache folder.
     Each value is checked when the object is made; ConfigError names what is wrong.
     """
@@ -65,6 +66,7 @@ class RuntimeConfig:
     resident: int | None = None
     policy: str = DEFAULT_POLICY
     load_rate: int | None = None
+    policy_memory: Path | None = None
     home: Path | None = None
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -183,15 +185,15 @@ def _read_model(value: Any) -> str:
 
 
 def _read_drafts(value: Any) -> Literal["auto"] | tuple[str, ...]:
-    """ "off" is (); one name alone is a list of one."""
-    if value == "auto":
+    """ "off" is (); one name alone is a list of one. In a list, "auto" stands for all that fit the target."""
+    if value in ("auto", ["auto"], ("auto",)):
         return "auto"
     names = [] if value == "off" else [value] if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, (str, os.PathLike)) for name in names):
         raise ValueError("give auto, off, or a list of draft names and paths")
     texts = tuple(str(name) for name in names)
-    if any(not text.strip() or text in _DRAFT_WORDS for text in texts):
-        raise ValueError("auto, off and empty names cannot stand in a list of drafts")
+    if any(not text.strip() or text == "off" for text in texts):
+        raise ValueError("off and empty names cannot stand in a list of drafts")
     return texts
 
 
@@ -219,13 +221,20 @@ def _read_policy(value: Any) -> str:
     return value.strip()
 
 
+LEAST_LOAD_RATE = 64 << 10  # bytes per second: a mistyped "200" would keep a start waiting for hours
+
+
 def _read_rate(value: Any) -> int | None:
     if value is None or value == "auto":
         return None
+    advice = "give bytes per second, or a form such as 200MB or 1GiB"
     try:
-        return parse_bytes(value, None)
+        rate = parse_bytes(value, None)
     except ConfigError as error:
-        raise ValueError("give bytes per second, or a form such as 200MB or 1GiB") from error
+        raise ValueError(advice) from error
+    if rate < LEAST_LOAD_RATE:
+        raise ValueError(f"{rate} bytes a second are slower than any storage; {advice}")
+    return rate
 
 
 def _whole_number(value: Any, least: int, most: int, advice: str) -> int:
@@ -253,7 +262,7 @@ def _read_budget(value: Any) -> str | int:
     return str(value) if isinstance(value, str) else int(value)
 
 
-def _read_home(value: Any) -> Path | None:
+def _read_folder(value: Any) -> Path | None:
     if value is None:
         return None
     if not isinstance(value, (str, os.PathLike)) or not str(value).strip():
@@ -281,6 +290,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "resident": _read_resident,
     "policy": _read_policy,
     "load_rate": _read_rate,
-    "home": _read_home,
+    "policy_memory": _read_folder,
+    "home": _read_folder,
 }
 _VARIABLES = {key: f"EDGESPEC_{key.upper()}" for key in _READERS}

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drafts import zoo
+from drafts import hub_sets, zoo
 from drafts.base import Draft, DraftSession, LoadControl
 from drafts.manifest import MANIFEST, RESERVED, Manifest
 from drafts.ngram import NgramDraft
@@ -25,7 +25,9 @@ from edgespec.models.tokenizer import compare_vocabularies
 from edgespec.models.weights import open_weights
 
 if TYPE_CHECKING:
+    from drafts.hub_sets import HubSet
     from drafts.states import HiddenStates
+    from drafts.zoo import TargetFacts
     from edgespec.download import Progress
     from edgespec.models.base import Decoder
 
@@ -84,9 +86,12 @@ def load_draft(
 def named(name: str, config: RuntimeConfig, target: Target) -> list[str | Entry]:
     """What a name means: drafts of sets, or the name itself where it is no draft of one.
 
-    In this order: "ngram"; a draft of this target's set; a set; a draft folder or the folder of a set; a draft of
-    another target's set (which is then refused with the reason); else a checkpoint by path, catalogue name or hub id.
+    "auto" means all that fit the target. Else, in this order: "ngram"; a draft of this target's set; a set; a set of
+    models on the hub; a draft folder or the folder of a set; a draft of another target's set (which is then refused
+    with the reason); else a checkpoint by path, catalogue name or hub id.
     """
+    if name == "auto":
+        return ["ngram", *automatic(config, target.facts)]
     if name == "ngram":
         return [name]
     home, facts = catalog.home(config.home), target.facts
@@ -99,6 +104,9 @@ def named(name: str, config: RuntimeConfig, target: Target) -> list[str | Entry]
             # Of a set with drafts for this target, only those: the rest is not meant.
             ours = zoo.for_target(home, facts.fingerprint) if each.serves(facts.fingerprint) else []
             return [e for e in ours if e.folder.parent == each.folder] or list(each.entries)
+    on_hub = hub_sets.find(name)
+    if on_hub is not None:
+        return [*(_pulled(on_hub, home) or [draft.build().model for draft in on_hub.chosen()])]
     path = Path(name).expanduser()
     if path.is_dir():
         if (path / MANIFEST).exists():
@@ -106,6 +114,22 @@ def named(name: str, config: RuntimeConfig, target: Target) -> list[str | Entry]
         return list(zoo.read_set(path).entries) or [name]
     others = [entry for each in sets for entry in each.entries if entry.name == name]
     return [others[0]] if others else [name]
+
+
+def automatic(config: RuntimeConfig, facts: TargetFacts) -> list[str | Entry]:
+    """The drafts with weights that "auto" means: those made for the target, and of the hub's set what was pulled."""
+    home = catalog.home(config.home)
+    on_hub = hub_sets.for_model(config.model)
+    return [*zoo.for_target(home, facts.fingerprint, facts.name), *(_pulled(on_hub, home) if on_hub else [])]
+
+
+def _pulled(on_hub: HubSet, home: Path) -> list[str]:
+    """The set's drafts that are on this machine, each in the first build that is. The network is not asked."""
+    found = []
+    for draft in on_hub.drafts:
+        here = [b.model for b in draft.builds.values() if catalog.located(b.model, home=home) is not None]
+        found += here[:1]
+    return found
 
 
 def draft_label(name: str, taken: Collection[str]) -> str:
@@ -118,10 +142,8 @@ def draft_label(name: str, taken: Collection[str]) -> str:
 
 
 def _sources(config: RuntimeConfig, target: Target) -> list[str | Entry]:
-    if config.drafts == "auto":
-        return ["ngram", *zoo.for_target(catalog.home(config.home), target.facts.fingerprint, target.facts.name)]
     found: list[str | Entry] = []
-    for name in config.drafts:
+    for name in ("auto",) if config.drafts == "auto" else config.drafts:
         found += [each for each in named(name, config, target) if isinstance(each, str) or each not in found]
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,21 +17,22 @@ from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation
 from edgespec.decoding.session import DraftStatus, Session
 from edgespec.decoding.template import ChatTemplate
-from edgespec.draft_costs import cost_name, measure_drafts
-from edgespec.draft_loading import LoadedDraft, load_draft, load_drafts
+from edgespec.draft_costs import measure_drafts
+from edgespec.draft_loading import load_draft, load_drafts
+from edgespec.engine_drafts import EngineDrafts
 from edgespec.errors import DraftError, EdgespecError, PromptError
 from edgespec.loading import Target, load_target
 from edgespec.memory.topology import process_memory
-from edgespec.memory.working_set import DraftState, State, WorkingSet
-from edgespec.residency import CurrentSet, HeldDrafts, Loads, hold_drafts
+from edgespec.memory.working_set import WorkingSet
+from edgespec.residency import CurrentSet, HeldDrafts, Loads
 from edgespec.results import GenerationResult, TextDelta
 from edgespec.steering import describe
 from edgespec.stream import Stream
+from edgespec.telemetry.sampler import Sampler
 from edgespec.telemetry.trace import NULL_TRACER, NullTracer, Tracer
 from predictor.planner import FixedPlanner, OnlyPlanner, Planner
 
 if TYPE_CHECKING:
-    from drafts.manifest import Manifest
     from drafts.zoo import TargetFacts
     from edgespec.conversation import Conversation
     from edgespec.download import Progress
@@ -55,6 +57,7 @@ class DraftInfo:
 class Engine:
     """One target with its drafts, ready to answer. Use `Engine.from_pretrained`; close it, or use it in a `with` block.
 
+    One that is dropped without that, with its conversations and streams, ends its threads within a second or so.
     Requests from several threads are safe; their rounds take turns on the model.
     """
 
@@ -68,15 +71,15 @@ class Engine:
         self.config = config
         self.tracer = tracer
         self._target = target
-        self._statuses: dict[str, DraftStatus] = {}
-        self._manifests: dict[str, Manifest] = {}
-        self._held: HeldDrafts | None = None
+        self._drafts = EngineDrafts(config, target, tracer, weakref.ref(self))
         self._gamma = config.gamma
         self._chosen = "auto"
-        self._closed = False
-        self._changing = threading.Lock()  # of the drafts there are
+        self._closed = False  # takes no more requests
+        self._released = False  # all of it is closed
+        self._changing = threading.Lock()  # of the drafts there are, and of which are used
         source = target.tokenizer.chat_template
         self.template = ChatTemplate(source, target.tokenizer) if source else None
+        self._sampler = Sampler.of_this_device(tracer)
 
     @classmethod
     def from_pretrained(
@@ -122,8 +125,8 @@ class Engine:
         engine = cls(config, load_target(config, progress), tracer=tracer or NULL_TRACER)
         try:
             for loaded in load_drafts(config, engine._target, progress):
-                engine._add(loaded)
-            engine._hold()
+                engine._drafts.add(loaded)
+            engine._drafts.hold()
             engine._planner()  # measures costs now rather than in the first request
         except BaseException:
             engine.close()
@@ -142,25 +145,25 @@ class Engine:
         self._gamma = self.config.replace(gamma=value).gamma
 
     def use_draft(self, name: str) -> None:
-        """Use only the draft of that name from the next request on; "auto" = all, "off" = plain decoding."""
-        if name not in ("auto", "off"):
-            if name not in self._statuses:
+        """Use only the draft of that name from the next request on; "auto" = all, "off" = plain decoding.
+
+        Waits until it is there. If it cannot be used (DraftError), all is as before.
+        """
+        with self._changing:
+            status = self._statuses.get(name)
+            if status is None and name not in ("auto", "off"):
                 raise DraftError(f"there is no draft {name!r}: there are {', '.join(self._statuses) or 'none'}")
-            status = self._statuses[name]
-            loaded = not status.loadable or self._held is None or self._held.only(name)
-            if not status.active or not loaded:
+            held, weighty = self._held, self._drafts.weighty(name)
+            if status is not None and not (status.active and (not weighty or held is None or held.only(name))):
                 raise DraftError(f"draft {name} cannot be used: it is {self.drafts[name]}")
-        self._chosen = name
-        if self._held is not None and (name not in self._statuses or not self._statuses[name].loadable):
-            self._held.any()
+            self._chosen = name
+            if held is not None and not weighty:
+                held.any()
 
     @property
     def drafts(self) -> dict[str, str]:
         """Name -> "active" (it can run now), "loading", "warm", "cold" (on storage), or "failed: reason"."""
-        if self._held is None:
-            return {name: str(status) for name, status in self._statuses.items()}
-        states, no_room = self._held.working_set.states(), self._held.no_room
-        return {name: _in_words(status, states.get(name), no_room) for name, status in self._statuses.items()}
+        return self._drafts.in_words()
 
     @property
     def working_set(self) -> WorkingSet | None:
@@ -183,9 +186,10 @@ class Engine:
             if self._closed:
                 raise EdgespecError("the engine is closed: make a new one with Engine.from_pretrained")
             loaded = load_draft(name, self.config, self._target, None, taken=self._statuses)
-            self._add(loaded)
-            if loaded.status.loadable:
-                self._hold_one_more(loaded.status)
+            try:
+                self._drafts.hold_one_more(loaded)
+            finally:
+                self._keep_choice()
         return self.draft_infos()[-1]
 
     def draft_infos(self) -> list[DraftInfo]:
@@ -303,26 +307,37 @@ class Engine:
         """A stream of the answer to `ids` in `session`, under the settings that are in force now."""
         if self._closed:
             raise EdgespecError("the engine is closed: make a new one with Engine.from_pretrained")
+        if self._held is not None:
+            self._held.make_way()
         session.planner = planner = self._planner()
         params = params or SamplingParams()
         held = self._held
+        if held is not None and isinstance(planner, OnlyPlanner):
+            held.policy.begin()  # else it would judge this text by what was ranked for the last one
         steering = held.scheduler.text(params.max_new_tokens) if held is not None and planner is held.policy else None
         generation = Generation(session, ids, params, began_ns=began_ns, steering=steering)
         counters = Loads if held is None else held.counters
-        return Stream(generation, keep=keep, release=release, counters=counters)
+        return Stream(generation, keep=keep, release=release, counters=counters, sampler=self._sampler)
+
+    def remember(self) -> None:
+        """Write down what the policy has learned so far, as `close` does; call it when no answer runs."""
+        if self._held is not None and not self._closed:
+            self._held.remember()
 
     def close(self) -> None:
-        """Release all weights. Running streams fail at their next round."""
-        if self._closed:
-            return
+        """Release all weights. Running streams fail at their next round. Interrupted, another call does the rest."""
         self._closed = True
+        if self._released:
+            return
         with ExitStack() as stack:
             # The last one first: once nothing is offered, a stream that still runs does not blame a draft.
             for status in self._statuses.values():
                 stack.callback(status.draft.close)
             stack.callback(self._target.close)
+            stack.callback(self._sampler.close)
             if self._held is not None:
                 stack.callback(self._held.close)
+        self._released = True
 
     def __enter__(self) -> Engine:
         return self
@@ -332,35 +347,26 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _add(self, loaded: LoadedDraft) -> None:
-        status, manifest = loaded.status, loaded.manifest
-        self._statuses = {**self._statuses, status.name: status}  # another thread may go through them
-        self._target.costs.file_under(status.name, cost_name(status.draft))
-        if manifest is not None:
-            self._manifests[status.name] = manifest
+    @property
+    def _statuses(self) -> dict[str, DraftStatus]:
+        return self._drafts.statuses
+
+    @property
+    def _held(self) -> HeldDrafts | None:
+        return self._drafts.held
 
     def _domain(self, name: str) -> str:
-        manifest = self._manifests.get(name)
+        manifest = self._drafts.manifests.get(name)
         return "" if manifest is None else manifest.domain
 
-    def _hold(self) -> None:
-        """Make the working set of all drafts there are now (again, if there was one), and load what it begins with."""
-        if self._held is not None:
+    def _keep_choice(self) -> None:
+        """A working set that was made anew knows nothing of what was asked of the one before."""
+        if self._held is None:
+            return
+        if self._closed:  # meanwhile
             self._held.close()
-        self._held = hold_drafts(self.config, self._target, list(self._statuses.values()), self._manifests, self.tracer)
-
-    def _hold_one_more(self, status: DraftStatus) -> None:
-        """The working set again, with a draft that was added; without it, if it does not fit beside what was asked."""
-        try:
-            self._hold()
-        except EdgespecError as error:
-            status.failed(error)
-            self._hold()
-        if self._held is not None:
-            if self._closed:  # meanwhile
-                self._held.close()
-            elif self._chosen in self._statuses and self._statuses[self._chosen].loadable:
-                self._held.only(self._chosen)
+        elif self._drafts.weighty(self._chosen):
+            self._held.scheduler.pin(self._chosen)
 
     def _planner(self) -> Planner:
         if self._chosen == "off" or not self._statuses:
@@ -386,14 +392,3 @@ class Engine:
         """With the BOS token where the tokenizer asks for one, and only once if the text starts with it already."""
         bos, ids = self.tokenizer.bos_id, self.tokenizer.encode(text, add_special=True)
         return ids[1:] if ids[:2] == [bos, bos] else ids
-
-
-def _in_words(status: DraftStatus, state: DraftState | None, no_room: str) -> str:
-    """What a user wants to know about a draft: can it run now, and if not, why."""
-    if state is None or not status.active:
-        return str(status)
-    if no_room:
-        return f"failed: {no_room}"
-    if state.state is State.FAILED:
-        return f"failed: {state.reason}"
-    return "active" if state.state is State.RESIDENT else state.state.value

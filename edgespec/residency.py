@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -17,30 +15,29 @@ from weakref import WeakSet
 from drafts.base import Loadable
 from edgespec import catalog
 from edgespec.config import RuntimeConfig
-from edgespec.errors import ConfigError, MemoryBudgetError, ModelError
-from edgespec.files import write_text
+from edgespec.errors import ConfigError, MemoryBudgetError
 from edgespec.loading import Target, check_memory, device_of
 from edgespec.memory.budget import parse_budget
 from edgespec.memory.plan import DraftNeed, MemoryPlan
 from edgespec.memory.pressure import PressureMonitor
 from edgespec.memory.topology import detect
 from edgespec.memory.working_set import Lease, WorkingSet, WorkingSetEvent
-from edgespec.steering import Ranks, Scheduler
+from edgespec.policy_memory import PolicyMemory
+from edgespec.steering import Scheduler
 from edgespec.telemetry.trace import NullTracer, Tracer
-from predictor.memory import PlannerState
 from predictor.planner import AutoPlanner
-from predictor.policies import Policy, make_policy
+from predictor.policies import LockedPolicy, Policy, make_policy
 
 if TYPE_CHECKING:
     from drafts.base import Draft
     from drafts.manifest import Manifest
     from edgespec.decoding.session import DraftStatus
-    from predictor.features import TextFeatures
     from predictor.ranker import Ranker
 
 _log = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0  # for the first drafts to be loaded, before the first prompt
+_NO_MEANS = (MemoryError, OSError, RuntimeError)  # address space, threads: what only drafts need
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +58,24 @@ class Loads:
         )
 
 
-_SLOTS, _OWN = "draft slots", "keys and values of drafts"
+@dataclass(frozen=True, slots=True)
+class Room:
+    """slots: how many drafts may be held. slot_bytes: of each. parts: what that takes, as it stands in the budget."""
+
+    slots: int = 0
+    slot_bytes: int = 0
+    parts: Mapping[str, int] = field(default_factory=dict)
 
 
-def slots_that_fit(config: RuntimeConfig, target: Target, drafts: Sequence[Draft]) -> tuple[int, int]:
-    """How many drafts may be held (what was asked for, else as many as the budget has room for), and a slot's bytes.
+def slots_that_fit(config: RuntimeConfig, target: Target, drafts: Sequence[Draft]) -> Room:
+    """How many drafts may be held: what was asked for, else as many as the budget has room for.
 
-    drafts: all of them, loaded or not. The slots are added to the plan, in place of those of an earlier call. Raises
-    MemoryBudgetError with the numbers if as many as were asked for do not fit.
+    drafts: all of them, loaded or not. Raises MemoryBudgetError with the numbers if as many as were asked for do not
+    fit.
     """
-    for part in [part for part in target.planned if part.endswith(_SLOTS) or part == _OWN]:
-        del target.planned[part]
     weighty = [draft for draft in drafts if isinstance(draft, Loadable)]
     if not weighty:
-        return 0, 0
+        return Room()
     own = {draft.name: int(getattr(draft, "conversation_bytes", 0)) for draft in weighty}
     topology = detect(device_of(config))
     # What is free now, of which the target holds its part already.
@@ -91,19 +92,16 @@ def slots_that_fit(config: RuntimeConfig, target: Target, drafts: Sequence[Draft
         budget=budget,
         asked=config.resident,
     )
-    slots = min(plan.slots, len(weighty))
-    while slots:
-        need = {f"{slots} {_SLOTS}": slots * plan.slot_bytes, _OWN: sum(own.values())}
+    for slots in range(min(plan.slots, len(weighty)), 0, -1):  # what is free changes from one look to the next
+        need = {f"{slots} draft slots": slots * plan.slot_bytes, "keys and values of drafts": sum(own.values())}
         try:
             check_memory(config, need, target.planned)
         except MemoryBudgetError:
             if config.resident is not None:
                 raise
-            slots -= 1  # what is free changes from one look to the next
-            continue
-        target.planned |= need
-        break
-    return slots, plan.slot_bytes
+        else:
+            return Room(slots, plan.slot_bytes, need)
+    return Room(0, plan.slot_bytes)
 
 
 def _missing(config: RuntimeConfig, target: Target, drafts: Sequence[Loadable]) -> str:
@@ -122,7 +120,8 @@ class HeldDrafts:
     no_room: why no draft with weights can be held, "" if one can.
 
     statuses: of all drafts. expected: acceptance of drafts with weights, as measured when they were made.
-    fingerprints: of their weights, by name.
+    fingerprints: of their weights, by name. owner: a weak reference; when that is gone without a `close`, the watching
+    thread closes.
     """
 
     def __init__(
@@ -132,61 +131,98 @@ class HeldDrafts:
         statuses: Sequence[DraftStatus],
         tracer: Tracer | NullTracer,
         *,
+        owner: Callable[[], object],
         expected: Mapping[str, float],
         fingerprints: Mapping[str, str],
-        ranker: Ranks | None = None,
-        features: Callable[[], TextFeatures] | None = None,
+        ranker: Ranker | None = None,
     ) -> None:
-        self._target = target
+        self._config, self._target, self._tracer, self._owner = config, target, tracer, owner
+        self._given_up: set[str] = set()
+        self.no_room = ""
         held = [status for status in statuses if status.loadable and status.active]
-        drafts: list[Loadable] = [status.draft for status in held]  # type: ignore[misc]
-        slots, slot_bytes = slots_that_fit(config, target, [status.draft for status in statuses if status.active])
-        topology = detect(device_of(config))
-        pressure = PressureMonitor.of(topology, slots=slots, slot_bytes=slot_bytes) if slots else None
-        self.policy = _policy(config, target, [status.name for status in held], slots)
-        if isinstance(self.policy, AutoPlanner):
-            for name, rate in expected.items():
-                self.policy.expect(name, rate)
-        self.working_set = WorkingSet(
-            drafts,
-            slots=slots,
-            slot_bytes=slot_bytes,
-            rate=config.load_rate,
-            drop_cache=topology.kind == "unified",
-            pressure=pressure,
-            tracer=tracer,
-            on_event=self._happened,
-        )
-        self.scheduler = Scheduler(
-            self.policy, self.working_set, held, target.costs, ranker=ranker, features=features, tracer=tracer
-        )
-        self.no_room = "" if slots or not drafts or config.resident == 0 else _missing(config, target, drafts)
-        if self.no_room:
-            _log.warning("no draft fits, generation goes on without them: %s", self.no_room)
-        self._memory = _PolicyMemory(target, config.policy, fingerprints)
-        self._memory.restore(self.policy)
+        self._room = slots_that_fit(config, target, [status.draft for status in statuses if status.active])
+        self.working_set = self._make_set([status.draft for status in held])  # type: ignore[misc]
+        with ExitStack() as undo:
+            undo.callback(self.working_set.close)
+            slots = self.working_set.slots
+            if held and not slots and config.resident != 0 and not self.no_room:
+                self.no_room = _missing(config, target, [status.draft for status in held])  # type: ignore[misc]
+            if self.no_room:
+                _log.warning("no draft fits, generation goes on without them: %s", self.no_room)
+            self.policy = _policy(config, target, [status.name for status in held], slots)
+            if isinstance(self.policy, AutoPlanner):
+                for name, rate in expected.items():
+                    self.policy.expect(name, rate)
+            self._memory = PolicyMemory(config, target, fingerprints)
+            self._memory.restore(self.policy)
+            self.scheduler = self._make_scheduler(held, ranker if slots else None)
+            undo.pop_all()
+        target.planned |= self._room.parts
         _open.add(self)
 
-    def begin(self) -> None:
+    def _make_set(self, drafts: Sequence[Loadable]) -> WorkingSet:
+        """Without slots, if what they need cannot be had."""
+        room, topology = self._room, detect(device_of(self._config))
+        pressure = PressureMonitor.of(topology, slots=room.slots, slot_bytes=room.slot_bytes) if room.slots else None
+        try:
+            return WorkingSet(
+                drafts,
+                slots=room.slots,
+                slot_bytes=room.slot_bytes,
+                rate=self._config.load_rate,
+                drop_cache=topology.kind == "unified",
+                pressure=pressure,
+                tracer=self._tracer,
+                on_event=self._happened,
+                on_look=self._look,
+            )
+        except _NO_MEANS as error:
+            self._room = Room()
+            self.no_room = f"drafts cannot be held: {str(error) or type(error).__name__}"
+            return WorkingSet(drafts, slots=0)
+
+    def _make_scheduler(self, held: Sequence[DraftStatus], ranker: Ranker | None) -> Scheduler:
+        """Without the ranker, if its thread cannot be started."""
+        parts, costs = (self.policy, self.working_set, held), self._target.costs
+        if ranker is not None:
+            try:
+                return Scheduler(*parts, costs, ranker=ranker, features=ranker.features, tracer=self._tracer)
+            except _NO_MEANS as error:
+                _log.warning("the ranker cannot run, drafts are chosen by observation alone: %s", error)
+        return Scheduler(*parts, costs, tracer=self._tracer)
+
+    def begin(self, *, wait: bool = True) -> None:
         """Fill the slots: first with what the policy wants before anything is known of a text, then with the others.
 
-        Waits until all are there: no round runs yet.
+        wait: until all are there; no round runs yet.
         """
         wanted = self._fill("the slots are filled before the first text")
+        if not wait:
+            return
         deadline = time.monotonic() + _START_SECONDS
         for name in wanted[: self.working_set.capacity]:
             self.working_set.wait_for(name, max(deadline - time.monotonic(), 0.0))
+        self.scheduler.exposed_seconds = 0.0  # no round waited, whatever the policy (`mab-sync`) did
 
     def _fill(self, reason: str) -> list[str]:
-        """Want all drafts, those first that the policy wants when nothing is known of a text; returns their order."""
+        """Want all drafts, those first that the policy wants when nothing is known of a text; returns their order.
+
+        Policies that decide nothing while a text is made have said all that they will ever want.
+        """
         wanted: list[str] = []
         try:
             wanted += self.scheduler.hold(rounds=0, rounds_left=64.0, active=None, ranking=None).wanted
         except Exception:
             _log.exception("the policy cannot say what to hold; drafts are loaded in their order")
-        wanted += [status.name for status in self.scheduler.drafts if status.name not in wanted]
-        self.working_set.retarget(wanted, reason=reason)
+        if not self._decides_once:
+            wanted += [s.name for s in self.scheduler.drafts if s.active and s.name not in wanted]
+            self.scheduler.retarget(wanted, reason)
         return wanted
+
+    @property
+    def _decides_once(self) -> bool:
+        """Whether the policy wants nothing more than what it wants at first (under a fixed gamma nobody asks it)."""
+        return self._config.gamma == "auto" and self.policy.name.partition(":")[0] in ("plain", "static")
 
     def counters(self) -> Loads:
         """Takes no lock: the collector may end a stream in any thread."""
@@ -194,29 +230,62 @@ class HeldDrafts:
         return Loads(loads, seconds, self.scheduler.exposed_seconds, 0.0 if ranker is None else ranker.seconds)
 
     def only(self, name: str) -> bool:
-        """Hold this draft whatever the text; waits until it is there. False if it cannot be loaded."""
-        self.scheduler.pinned = True
-        self.working_set.retarget([name], reason="asked for", in_use=name)
-        if self.working_set.wait_for(name, _START_SECONDS):
-            return True
-        self.any()
-        return False
+        """Hold this draft whatever the text; waits until it is there. False if it cannot be loaded.
+
+        Then, and if the waiting is interrupted, what was held before is wanted again.
+        """
+        before, there = self.scheduler.pinned, False
+        try:
+            self.scheduler.pin(name)
+            there = self.working_set.wait_for(name, _START_SECONDS)
+            return there
+        finally:
+            if not there:
+                self._pin(before)
 
     def any(self) -> None:
         """Let the policy say what to hold (again)."""
-        if self.scheduler.pinned:
-            self.scheduler.pinned = False
+        if self.scheduler.pinned is not None:
+            self._pin(None)
+
+    def _pin(self, name: str | None) -> None:
+        self.scheduler.pin(name)
+        if name is None:
             self._fill("no draft is asked for any more")
+
+    def make_way(self) -> None:
+        """Drafts that were given up since the last text leave their slots to those that wait."""
+        given_up = {status.name for status in self.scheduler.drafts if not status.active}
+        if given_up != self._given_up:
+            self._given_up = given_up
+            self._fill("a draft was given up")
+
+    def remember(self) -> None:
+        """Write down what the policy has learned so far, as `close` does."""
+        self._memory.keep(self.policy)
 
     def _happened(self, event: WorkingSetEvent) -> None:
         if event.kind == "load":
             self._target.costs.observe_load(event.draft, (event.end_ns - event.begin_ns) * 1e-9)
 
-    def close(self) -> None:
+    def _look(self) -> None:
+        """The threads keep all of this alive, so they have to notice that nobody else wants it."""
+        if self._owner() is None:
+            self.close()
+
+    def close(self, patience: float | None = None) -> None:
+        """End the threads. Whatever is raised meanwhile (Ctrl-C), all parts are closed; another call does the rest.
+
+        patience: seconds that rounds which run may still take; their drafts stay in memory after that.
+        """
+        with ExitStack() as stack:
+            stack.callback(self.remember)
+            stack.callback(self.working_set.close, patience)
+            stack.callback(self.scheduler.close)
+        for part in self._room.parts:
+            self._target.planned.pop(part, None)
+        self._room = Room()
         _open.discard(self)
-        self.scheduler.close()
-        self.working_set.close()
-        self._memory.keep(self.policy)
 
 
 _open: WeakSet[HeldDrafts] = WeakSet()
@@ -225,8 +294,9 @@ _open: WeakSet[HeldDrafts] = WeakSet()
 @atexit.register
 def _close_all() -> None:
     """A thread that the interpreter ends inside ONNX Runtime takes the process down with an abort."""
-    for held in list(_open):
-        held.close()
+    with ExitStack() as stack:  # one that cannot be closed must not keep the others
+        for held in list(_open):
+            stack.callback(held.close)
 
 
 class CurrentSet:
@@ -234,11 +304,6 @@ class CurrentSet:
 
     def __init__(self, held: Callable[[], HeldDrafts | None]) -> None:
         self._held = held
-
-    @property
-    def capacity(self) -> int:
-        held = self._held()
-        return 0 if held is None else held.working_set.capacity
 
     def acquire(self) -> AbstractContextManager[Lease]:
         held = self._held()
@@ -255,8 +320,14 @@ def hold_drafts(
     statuses: Sequence[DraftStatus],
     manifests: Mapping[str, Manifest],
     tracer: Tracer | NullTracer,
+    *,
+    owner: Callable[[], object],
+    wait: bool = True,
 ) -> HeldDrafts:
-    """A working set of these drafts, with the ranker made for them if there is one; its first drafts are loaded."""
+    """A working set of these drafts, with the ranker made for them if there is one, that loads its first drafts.
+
+    wait: until these are there. owner: whose it is, see `HeldDrafts`.
+    """
     weighty = {
         status.name: manifests[status.name] for status in statuses if status.loadable and status.name in manifests
     }
@@ -269,13 +340,13 @@ def hold_drafts(
         target,
         statuses,
         tracer,
+        owner=owner,
         expected=expected,
         fingerprints=fingerprints,
         ranker=ranker,
-        features=None if ranker is None else ranker.features,
     )
     try:
-        held.begin()
+        held.begin(wait=wait)
     except BaseException:
         held.close()
         raise
@@ -284,42 +355,10 @@ def hold_drafts(
 
 def _policy(config: RuntimeConfig, target: Target, names: list[str], slots: int) -> Policy:
     try:
-        return make_policy(config.policy, target.costs, names, capacity=slots)
+        policy = make_policy(config.policy, target.costs, names, capacity=slots)
+        return policy if isinstance(policy, AutoPlanner) else LockedPolicy(policy)
     except ValueError as error:
         raise ConfigError(f"the policy {config.policy!r} cannot work: {error}") from error
-
-
-class _PolicyMemory:
-    """What a policy learned, kept from run to run: bound to device, model, drafts and policy.
-
-    A damaged file is set aside, a folder that cannot be written costs nothing but the memory.
-    """
-
-    def __init__(self, target: Target, policy: str, fingerprints: Mapping[str, str]) -> None:
-        text = json.dumps([target.costs_file.stem, policy, sorted(fingerprints.items())])
-        self.file: Path = target.costs_file.parent.parent / "policies" / f"{_digest(text)}.json"
-
-    def restore(self, policy: Policy) -> None:
-        try:
-            content = self.file.read_bytes()
-        except OSError:
-            return
-        if not isinstance(policy, AutoPlanner):
-            return
-        try:
-            policy.restore(PlannerState.from_json(json.loads(content)))
-        except Exception as error:  # whatever it holds, it is only a saving
-            aside = self.file.with_suffix(".damaged")
-            _log.warning("what was learned about drafts (%s) is damaged and set aside: %s", self.file, error)
-            with suppress(OSError):
-                self.file.replace(aside)
-
-    def keep(self, policy: Policy) -> None:
-        if not isinstance(policy, AutoPlanner):
-            return
-        with suppress(OSError, ModelError, RuntimeError):  # the last: a text that still runs changes it meanwhile
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self.file, json.dumps(policy.state().to_json()))
 
 
 def _ranker(target: Target, home: Path, fingerprints: Mapping[str, str]) -> Ranker | None:
@@ -335,7 +374,3 @@ def _ranker(target: Target, home: Path, fingerprints: Mapping[str, str]) -> Rank
     for reason in reasons:
         _log.warning("%s Drafts are chosen %s", reason, "by another ranker" if found else "by observation alone")
     return found
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -44,6 +44,8 @@ class GenerationStats:
 
     tokens_per_second: tokens after the first, over the seconds from the first to the last emitted token.
     mean_tokens_per_round: emitted tokens per target forward in the decode phase, bonus / corrected token included.
+    round_tokens: the same one by one, without what a stop string took back; with the prefill's token they add up to
+    new_tokens.
     acceptance_rate: accepted / proposed draft tokens; acceptance_by_position[i]: accepted share of the proposals that
     reached position i.
     draft_share: rounds by draft name ("plain" = no draft was used).
@@ -53,6 +55,8 @@ class GenerationStats:
     loads: drafts that became resident while this answer was made. load_seconds_hidden: of their loads, beside the
     rounds; load_seconds_exposed: in which rounds waited (0 except under the policy "mab-sync").
     catch_up_seconds: in which drafts read what they had missed of the conversation, ahead of a block.
+    energy_joules: of the whole board from the begin of the request to its end, prefill included; None where the board
+    does not measure it throughout. device_notes: what slowed the device down meanwhile (heat, current, short memory).
     predictor_seconds: planning, learning and features, on the decoding thread. ranker_seconds: beside it.
     """
 
@@ -68,6 +72,7 @@ class GenerationStats:
     proposed_tokens: int = 0
     accepted_tokens: int = 0
     mean_tokens_per_round: float = 0.0
+    round_tokens: list[int] = field(default_factory=list)
     acceptance_rate: float = 0.0
     acceptance_by_position: list[float] = field(default_factory=list)
     draft_share: dict[str, int] = field(default_factory=dict)
@@ -85,6 +90,12 @@ class GenerationStats:
     bookkeeping_seconds: float = 0.0
     peak_memory_bytes: int = 0
     energy_joules: float | None = None
+    device_notes: list[str] = field(default_factory=list)
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Of each new token, with its share of the prefill; None where the energy is not measured."""
+        return None if self.energy_joules is None or not self.new_tokens else self.energy_joules / self.new_tokens
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

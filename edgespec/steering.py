@@ -32,10 +32,12 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 FloatArray = npt.NDArray[np.float32]
-_FAILURES = 3  # of the ranker in a row, until it is given up
+_FAILURES = 3  # of the ranker in a row, until it is given up; each answer makes good half of one
 _MEMORY = 0.8  # of what was seen of a draft's first guesses
 _TYPICAL_TOKENS = 160  # of an answer: few are as long as they are allowed to be
 _FIRST_WAIT = 0.005  # seconds, before the prefill: a load that starts now is done when the first round begins
+_SECOND_WAIT = 0.001  # the same, before the first round
+_PATIENCE = 5.0  # seconds, after which a question that was not answered counts as a failure of the ranker
 _WAIT_SECONDS = 30.0  # at most, for a load under a policy that waits
 
 RANKER_LANE = "ranker"
@@ -48,7 +50,10 @@ class Ranks(Protocol):
 
 
 class RankerThread:
-    """Answers questions of one ranker, the newest only. A ranker that fails three times in a row is given up."""
+    """Answers questions of one ranker, the newest only.
+
+    A ranker that fails three times in a row, or more often than one time in three, or does not answer, is given up.
+    """
 
     def __init__(self, ranker: Ranks, tracer: Tracer | NullTracer = NULL_TRACER) -> None:
         self._ranker = ranker
@@ -60,6 +65,7 @@ class RankerThread:
         self._answer: tuple[int, Mapping[str, float]] | None = None
         self._closed = False
         self._failures = 0
+        self._since: float | None = None  # when the question was taken up that is being answered
         self.reason: str | None = None  # why it was given up
         self.seconds = 0.0
         self.answers = 0
@@ -68,6 +74,9 @@ class RankerThread:
 
     def ask(self, ticket: int, features: FloatArray) -> None:
         """Put a question; one that waits still is replaced."""
+        since = self._since
+        if self.reason is None and since is not None and time.perf_counter() - since > _PATIENCE:
+            self._give_up(f"it has not answered for {_PATIENCE:.0f} seconds")
         if self.reason is not None:
             return
         with self._lock:
@@ -103,13 +112,16 @@ class RankerThread:
                     return
                 (ticket, features), self._question = self._question, None
             begin = time.perf_counter_ns()
+            self._since = begin * 1e-9
             try:
                 ranking = {name: float(rate) for name, rate in self._ranker.rank(features).items()}
             except Exception as error:  # whatever a file made by somebody else does: text goes on by observation
                 self._failed(error)
                 continue
+            finally:
+                self._since = None
             end = time.perf_counter_ns()
-            self._failures = 0
+            self._failures = max(self._failures - 1, 0)
             self.seconds += (end - begin) * 1e-9
             self.answers += 1
             told = {name: round(rate, 3) for name, rate in ranking.items()}
@@ -119,18 +131,20 @@ class RankerThread:
                 self._asked.notify_all()
 
     def _failed(self, error: Exception) -> None:
-        self._failures += 1
-        if self._failures >= _FAILURES and self.reason is None:
-            self.reason = f"{type(error).__name__}: {error}"
-            _log.warning("the ranker failed, drafts are chosen by observation alone: %s", self.reason)
+        self._failures += 2
+        if self._failures >= 2 * _FAILURES and self.reason is None:
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = reason
+        _log.warning("the ranker failed, drafts are chosen by observation alone: %s", reason)
 
 
 class Scheduler:
     """What the answers of one engine share: policy, working set, ranker.
 
     drafts: the statuses of all drafts with weights, in a fixed order. costs: the policy's measured seconds.
-    features: makes an empty `TextFeatures`; None = there is no ranker. reason: of the last thing that the policy asked
-    for.
+    features: makes an empty `TextFeatures`; None = there is no ranker.
     """
 
     def __init__(
@@ -148,12 +162,10 @@ class Scheduler:
         self.working_set = working_set
         self.drafts = list(drafts)
         self.costs = costs
-        self.tracer = tracer
         self.ranker = None if ranker is None else RankerThread(ranker, tracer)
         self.features = features if ranker is not None else None
-        self.reason = ""
         self.exposed_seconds = 0.0  # in which rounds waited for loads
-        self.pinned = False  # one draft was asked for by name: what is held is not the policy's business
+        self.pinned: str | None = None  # asked for by name: what is held is not the policy's business then
         self._tickets = 0
         self._lock = threading.Lock()
 
@@ -163,11 +175,26 @@ class Scheduler:
             self._tickets += 1
             return Steering(self, self._tickets, params_limit)
 
+    def pin(self, name: str | None) -> None:
+        """Hold this draft and no other, whatever the policy wants; None = let the policy say again what to hold."""
+        with self._lock:
+            self.pinned = name
+            if name is not None:
+                self.working_set.retarget([name], reason="asked for", in_use=name)
+
+    def retarget(self, wanted: Sequence[str], reason: str, *, in_use: str | None = None) -> bool:
+        """Pass a wish on, unless a draft was pinned while it was thought of; whether it counts."""
+        with self._lock:
+            if self.pinned is not None:
+                return False
+            self.working_set.retarget(wanted, reason=reason, in_use=in_use)
+            return True
+
     def hold(
         self, *, rounds: int, rounds_left: float, active: str | None, ranking: Mapping[str, float] | None
     ) -> Holding:
         """Ask the policy what to hold, and pass it on. Waits only if the policy says so (`mab-sync`)."""
-        if self.pinned:
+        if self.pinned is not None:
             return Holding((), "")
         states = self.working_set.states()
         usable = [status.name for status in self.drafts if status.active]
@@ -187,10 +214,8 @@ class Scheduler:
             rounds_left=rounds_left,
         )
         holding = self.policy.hold(view)
-        if holding is None:
+        if holding is None or not self.retarget(holding.wanted, holding.reason, in_use=active):
             return Holding((), "")
-        self.reason = holding.reason
-        self.working_set.retarget(holding.wanted, reason=holding.reason, in_use=active)
         if holding.wait and holding.wanted:
             begin = time.perf_counter()
             self.working_set.wait_for(holding.wanted[0], _WAIT_SECONDS)
@@ -235,6 +260,7 @@ class Steering:
         self._active: str | None = None
         self._rounds = self._emitted = 0
         self._due = 0
+        self._waiting = False  # for an answer of the ranker
         self.given_up = False  # after something failed
 
     @_guarded
@@ -253,6 +279,16 @@ class Steering:
         self._take()
 
     @_guarded
+    def first(self, tokens: Sequence[int], session: Session) -> None:
+        if self._features is None:
+            return
+        self._features.push(list(tokens))
+        # Before the prefill only the prompt's words were known; its hidden states say twice as much.
+        self._ask(session)
+        self._take(_SECOND_WAIT)
+        self._due = max(self._policy.interval(), 1)
+
+    @_guarded
     def saw(self, draft: str, right: bool) -> None:
         before = self._recent.get(draft)
         self._recent[draft] = float(right) if before is None else _MEMORY * before + (1 - _MEMORY) * right
@@ -263,7 +299,12 @@ class Steering:
 
     @_guarded
     def preferred(self) -> str | None:
-        return self._policy.preferred()
+        name = self._policy.preferred()
+        return name if isinstance(name, str) else None
+
+    @_guarded
+    def informed(self) -> bool:
+        return self._ranking is not None and self._policy.informed() is True
 
     @_guarded
     def round(self, observation: Observation, emitted: Sequence[int], session: Session) -> None:
@@ -278,9 +319,9 @@ class Steering:
         if self._rounds < self._due:
             return
         self._due = self._rounds + max(self._policy.interval(), 1)
-        if self._features is None:
+        if self._features is None or self._waiting:  # a ranker that takes its time must not keep memory as it is
             self._hold()
-        else:
+        if self._features is not None:
             self._ask(session)
 
     def _take(self, timeout: float = 0.0) -> None:
@@ -288,6 +329,7 @@ class Steering:
         ranker = self._scheduler.ranker
         ranking = None if ranker is None else ranker.take(self._ticket, timeout)
         if ranking is not None:
+            self._waiting = False
             self._ranking = ranking
             self._policy.rank(ranking)
             self._hold()
@@ -312,6 +354,7 @@ class Steering:
             recent = rows[-RECENT:]
         vector = self._features.vector(recent, self._prompt_mean, self._recent)
         ranker.ask(self._ticket, vector)
+        self._waiting = True
 
     def _hold(self) -> None:
         per_round = max(self._emitted / self._rounds, 1.0) if self._rounds else 1.5

@@ -10,6 +10,7 @@ from edgespec.decoding.round import Generation
 from edgespec.memory.topology import peak_memory_bytes
 from edgespec.residency import Loads
 from edgespec.results import GenerationResult, TextDelta
+from edgespec.telemetry.sampler import Sampler
 
 
 class Stream:
@@ -26,15 +27,19 @@ class Stream:
         keep: Callable[[GenerationResult], None] | None = None,
         release: Callable[[], None] | None = None,
         counters: Callable[[], Loads] = Loads,
+        sampler: Sampler | None = None,
     ) -> None:
         """keep: called with the result unless an error ended the answer. release: called at the end in any case.
-        counters: of the working set; what they grow by while the answer is made is said to belong to it."""
+        counters: of the working set; what they grow by while the answer is made is said to belong to it.
+        sampler: measures the energy from now to the end."""
         self._generation = generation
         self._keep = keep
         self._release = release
         self._counters = counters
         self._before = counters()
         self._after: Loads | None = None
+        self._sampler = sampler
+        self._meter = None if sampler is None else sampler.begin()
         self._lock = threading.RLock()
         self._ended = False
 
@@ -82,6 +87,8 @@ class Stream:
             load_seconds_exposed=loads.exposed,
             ranker_seconds=loads.ranker,
             peak_memory_bytes=peak_memory_bytes(),
+            energy_joules=None if self._meter is None else self._meter.joules,
+            device_notes=[] if self._meter is None else list(self._meter.notes.values()),
         )
         return replace(result, stats=stats)
 
@@ -91,6 +98,8 @@ class Stream:
         self._ended = True
         self._generation.close()
         self._after = self._counters()
+        if self._sampler is not None and self._meter is not None:
+            self._sampler.end(self._meter)
         try:
             if self._keep is not None and not failed:
                 self._keep(self.result)

@@ -8,7 +8,7 @@ PRIOR_TRIES = 4.0
 _FAST, _SLOW = 0.92, 0.99  # discounts of the recent past (about 12 tries) and of the long run (about 100)
 _SLOW_TRIES = 4.0  # weight of the long run in today's estimate
 _FURTHER_TRIES = 12.0  # weight of the position before, at further positions
-_EXPECTED_TRIES = 7.0  # weight of an expectation for this very text, against tries in it
+_EXPECTED_TRIES = 14.0  # weight of an expectation for this very text, against tries in it: a few lucky ones mean little
 _FRESH = 0.3  # what the recent past counts when another text begins
 _FOREIGN = 0.1  # the same, where there is an expectation for the other text
 _MOST = 0.98
@@ -24,7 +24,7 @@ class Acceptance:
     how often it offers a token at all.
 
     With an expectation for the text at hand (`expect`), that takes the place of the long run at the first position;
-    what is observed in the text outweighs it within ten tries.
+    what is observed in the text outweighs it within some fifteen tries.
     """
 
     __slots__ = ("_expected", "_fast", "_offered", "_offers", "_prior", "_rates", "_slow")

@@ -1,12 +1,14 @@
-"""Measured seconds: a target forward over `width` tokens, a draft's step, load and catch-up, a switch."""
+"""Measured seconds: a target forward over `width` tokens, a draft's step, load and catch-up."""
 
 from __future__ import annotations
 
 import bisect
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 _GUESSED_SECONDS = 0.01  # the plain step of an unmeasured device; only ratios matter until the first measurement
@@ -27,8 +29,9 @@ class CostTable:
     """Seconds of `verify(width)` and of a draft's step, kept current by samples from real rounds.
 
     Between measured widths the time is interpolated, beyond them extended by the last slope (never below the widest
-    measured one), and it never falls with the width: a measured dip is noise. Not locked: `AutoPlanner` does that.
-    Loads, catch-up (seconds per token) and switches are rare and ragged, so they are medians of the last few samples.
+    measured one), and it never falls with the width: a measured dip is noise. Loads and catch-up (seconds per token)
+    are rare and ragged, so they are medians of the last few samples. A switch to another draft costs that draft's
+    catch-up, and its load. Any thread may call anything: decoders and the loader share one table.
     """
 
     def __init__(
@@ -38,7 +41,6 @@ class CostTable:
         *,
         loads: Mapping[str, float] | None = None,
         catch_up: Mapping[str, float] | None = None,
-        switch: float | None = None,
     ) -> None:
         self._verify = {int(width): float(seconds) for width, seconds in (verify or {}).items()}
         self._drafts = {str(name): float(seconds) for name, seconds in (drafts or {}).items()}
@@ -50,10 +52,10 @@ class CostTable:
             raise ValueError("draft times must be finite seconds, 0 or more")
         self._loads = {str(name): _Median([seconds]) for name, seconds in (loads or {}).items()}
         self._catch_up = {str(name): _Median([seconds]) for name, seconds in (catch_up or {}).items()}
-        self._switch = _Median([] if switch is None else [switch])
         self._alias: dict[str, str] = {}
         self._seen = dict.fromkeys(self._drafts, _KNOWN)  # samples of a draft, up to now
-        self._curve: list[float] = []  # verify(1), verify(2), ... as far as asked for since the last sample
+        self._curve: list[float] = []  # verify(1), verify(2), ... as far as asked for; replaced, never changed
+        self._lock = threading.Lock()  # around what changes several numbers
 
     def covers(self, widths: Iterable[int]) -> bool:
         """Whether a forward of each of these widths was timed; others are guessed or interpolated."""
@@ -64,13 +66,15 @@ class CostTable:
         return self.curve(width)[width - 1]
 
     def curve(self, widest: int) -> Sequence[float]:
-        """`verify(1), verify(2), ...`, at least to `widest`; only good until the next sample."""
+        """`verify(1), verify(2), ...`, at least to `widest`, as known now."""
         curve = self._curve
-        if len(curve) < widest:
+        if len(curve) >= widest:
+            return curve
+        with self._lock:
             points = sorted(self._verify.items())
-            for at in range(len(curve) + 1, max(widest, _CURVE) + 1):
-                curve.append(max(curve[-1] if curve else 0.0, _interpolated(points, at)))
-        return curve
+            worked_out = (_interpolated(points, at) for at in range(1, max(widest, _CURVE) + 1))
+            self._curve = curve = list(accumulate(worked_out, max))
+            return curve
 
     def file_under(self, name: str, common: str) -> None:
         """Keep a draft's seconds under another name, which drafts that must take the same time share."""
@@ -90,7 +94,8 @@ class CostTable:
         known = self._loads.get(self._alias.get(name, name))
         if known is not None and known.value is not None:
             return known.value
-        others = [load.value for load in self._loads.values() if load.value is not None]
+        with self._lock:
+            others = [load.value for load in self._loads.values() if load.value is not None]
         return max(others) if others else _GUESSED_LOAD * self.verify(1)
 
     def catch_up(self, name: str, tokens: int) -> float:
@@ -102,50 +107,46 @@ class CostTable:
             return tokens * _GUESSED_READ * self.draft(name)
         return tokens * known.value
 
-    def switch(self) -> float:
-        """Seconds that a round on another draft than the last one takes besides; 0 where never measured."""
-        return self._switch.value or 0.0
-
     def observe_load(self, name: str, seconds: float) -> None:
         """Take in the time of one load, from its begin to its completion (never to its submission)."""
-        self._loads.setdefault(self._alias.get(name, name), _Median()).add(seconds)
+        with self._lock:
+            self._loads.setdefault(self._alias.get(name, name), _Median()).add(seconds)
 
     def observe_catch_up(self, name: str, tokens: int, seconds: float) -> None:
         """Take in that a draft read `tokens` tokens in so many seconds."""
         if tokens > 0:
-            self._catch_up.setdefault(self._alias.get(name, name), _Median()).add(seconds / tokens)
-
-    def observe_switch(self, seconds: float) -> None:
-        """Take in what a round took more than usual because another draft ran."""
-        self._switch.add(seconds)
+            with self._lock:
+                self._catch_up.setdefault(self._alias.get(name, name), _Median()).add(seconds / tokens)
 
     def observe_verify(self, width: int, seconds: float) -> None:
         """Take in the measured time of one forward over `width` tokens. Samples that are no time are ignored."""
         if width < 1 or not 0 < seconds < math.inf:
             return
-        known = self._verify.get(width)
-        if known == seconds:
-            return
-        self._curve.clear()
-        if known is None:
-            self._verify[width] = seconds
-            return
-        ratio = min(max(seconds / known, 1 / _OUTLIER), _OUTLIER)
-        own, along = ratio**_RATE, ratio ** (_RATE * _COUPLING)
-        for other in self._verify:
-            self._verify[other] *= own if other == width else along
+        with self._lock:
+            known = self._verify.get(width)
+            if known == seconds:
+                return
+            self._curve = []
+            if known is None:
+                self._verify[width] = seconds
+                return
+            ratio = min(max(seconds / known, 1 / _OUTLIER), _OUTLIER)
+            own, along = ratio**_RATE, ratio ** (_RATE * _COUPLING)
+            for other in self._verify:
+                self._verify[other] *= own if other == width else along
 
     def observe_draft(self, name: str, seconds: float) -> None:
         """Take in the measured time of one step of a draft."""
         if not 0 <= seconds < math.inf:
             return
         name = self._alias.get(name, name)
-        known, count = self._drafts.get(name), self._seen.get(name, 0) + 1
-        self._seen[name] = count
-        if not known:
-            self._drafts[name] = seconds
-        else:  # the first ones weigh more: one of them alone may have met a busy moment
-            self._drafts[name] = known + max(_RATE, 1 / (count + 1)) * (min(seconds, _OUTLIER * known) - known)
+        with self._lock:
+            known, count = self._drafts.get(name), self._seen.get(name, 0) + 1
+            self._seen[name] = count
+            if not known:
+                self._drafts[name] = seconds
+            else:  # the first ones weigh more: one of them alone may have met a busy moment
+                self._drafts[name] = known + max(_RATE, 1 / (count + 1)) * (min(seconds, _OUTLIER * known) - known)
 
     def measure(
         self,
@@ -165,22 +166,21 @@ class CostTable:
                 forward(width)
                 samples.append(clock() - begin)
             measured[width] = sorted(samples)[len(samples) // 2]
-        fresh = CostTable(measured, self._drafts)
-        self._verify = fresh._verify
-        self._curve.clear()
+        fresh = CostTable(measured)
+        with self._lock:
+            self._verify, self._curve = fresh._verify, []
 
     def to_json(self) -> dict[str, Any]:
         """What was measured, as plain JSON values. What was never measured has no entry."""
-        data: dict[str, Any] = {
-            "verify": {str(w): s for w, s in sorted(self._verify.items())},
-            "drafts": dict(self._drafts),
-        }
-        for key, medians in (("loads", self._loads), ("catch_up", self._catch_up)):
-            known = {name: median.value for name, median in medians.items() if median.value is not None}
-            if known:
-                data[key] = known
-        if self._switch.value is not None:
-            data["switch"] = self._switch.value
+        with self._lock:
+            data: dict[str, Any] = {
+                "verify": {str(w): s for w, s in sorted(self._verify.items())},
+                "drafts": dict(self._drafts),
+            }
+            for key, medians in (("loads", self._loads), ("catch_up", self._catch_up)):
+                known = {name: median.value for name, median in medians.items() if median.value is not None}
+                if known:
+                    data[key] = known
         return data
 
     @classmethod
@@ -192,10 +192,9 @@ class CostTable:
                 {str(name): float(seconds) for name, seconds in seconds_by_name.items()}
                 for seconds_by_name in (data["drafts"], data.get("loads", {}), data.get("catch_up", {}))
             )
-            switch = None if data.get("switch") is None else float(data["switch"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError("not a table of measured costs") from error
-        return cls(verify, drafts, loads=loads, catch_up=catch_up, switch=switch)
+        return cls(verify, drafts, loads=loads, catch_up=catch_up)
 
 
 class _Median:

@@ -38,7 +38,7 @@ class Holding:
     wait: bool = False
 
 
-_BETTER = 0.03  # what a draft must promise above the best one here, before a load is worth a thought
+_BETTER = 0.05  # what a draft must promise above the best one here, before a load is worth a thought
 _INSURANCE = 0.08  # the same for the second best, which only waits for its hour
 _CLEARLY = 0.15  # so much worse than all that stays, the draft that runs may go
 _DISTURBANCE = 0.1  # seconds of rounds that a second of loading costs

@@ -139,7 +139,6 @@ class FixedPlanner:
 _PRIORS = (0.0, 0.5, 0.3, 0.45, 0.55, 0.65, 0.75)
 _HOPELESS = 0.01  # a token that is reached and right more rarely is not worth the arithmetic
 _GUARD = 0.035  # a draft must promise that much more than plain steps: an estimate from a few tries is off by more
-_NEAR = 1.0  # of the speed of plain steps; nearer is worth watching
 _HORIZON = 16  # rounds that share the price of what a draft has to read up on
 _CAUTION = 0.9  # of the acceptance that was measured when a draft was made: this text is another one
 
@@ -264,7 +263,7 @@ class AutoPlanner:
         """Whether a single token of this draft comes near to paying for itself."""
         plain, wider = self.costs.curve(2)[:2]
         rate = self._arm(candidate.name, candidate.level).rates()[0]
-        return (1 + rate) * plain > _NEAR * (wider + self.costs.draft(candidate.name))
+        return (1 + rate) * plain > wider + self.costs.draft(candidate.name)
 
     def _with_floor(self, plan: Plan, value: float) -> Plan:
         """The plan, with the tokens that the seconds of one more token would bring at `value` tokens a second."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+
+import numpy as np
 
 from predictor.costs import CostTable
 from predictor.holding import View
 from predictor.planner import PLAIN, Candidate, Observation, Plan
-from predictor.policies.base import LOOKUP, LOOKUP_LEVEL, Policy
+from predictor.policies.base import LOOKUP, Policy
 from predictor.policies.oracle import Stretch
+from predictor.replay_ahead import Ahead, Choice
 from predictor.replay_memory import Memory, Reading
 from predictor.replay_world import Outcome, Rankings, TextResult, TextTrace, World
 
@@ -37,6 +39,9 @@ def replay(
     return run.outcome
 
 
+_MEMORY = 0.8  # of what was seen of a draft's first guesses, as `edgespec.steering` has it
+
+
 class Replay:
     """A policy at work. Memory and what the policy learned last from text to text."""
 
@@ -53,30 +58,28 @@ class Replay:
         self._names = world.weighted
         self._weighted = frozenset(self._names)
         self._last: str | None = None
+        self._ahead: Ahead | None = None
+        self._resident: frozenset[str] | None = None
+        self._held: list[str] = []  # drafts with weights that are resident, in their order
+        self._free_known: dict[tuple[str, int], Candidate] = {}
         self.position = 1
 
     # Foresight
 
     def stretch(self, draft: str | None, gamma: int, rounds: int | None, start: int, *, lookup: bool) -> Stretch:
         """See `predictor.policies.oracle.Foresight`."""
-        at, end, seconds = start, self._length, 0.0
-        accepts = None if draft is None else self._accepts[draft]
-        step = 0.0 if draft is None else self._steps[draft]
-        while at < end and rounds != 0:
-            block = min(gamma, end - at - 1)
-            if lookup and block and self._levels[at - 1] >= LOOKUP_LEVEL:
-                seconds += self._verify[block + 1] + block * self._steps[LOOKUP]
-                right = self._looked[at - 1]
-            elif accepts is None:
-                block = right = 0
-                seconds += self._verify[1]
-            else:
-                seconds += self._verify[block + 1] + block * step
-                right = accepts[at - 1]
-            seconds += self.world.overhead
-            at += min(right, block) + 1
-            rounds = None if rounds is None else rounds - 1
-        return Stretch(at - start, seconds, at)
+        return self._foresight().stretch((draft, gamma), rounds, start, lookup)
+
+    def best(
+        self, choices: tuple[Choice, ...], rounds: int | None, start: int, *, lookup: bool
+    ) -> tuple[Choice, Stretch]:
+        """See `predictor.policies.oracle.Foresight`."""
+        return self._foresight().best(choices, rounds, start, lookup)
+
+    def _foresight(self) -> Ahead:
+        if self._ahead is None:
+            self._ahead = Ahead(self.world, self._trace, self._verify, self._steps)
+        return self._ahead
 
     # One text
 
@@ -84,10 +87,18 @@ class Replay:
         """Make one answer."""
         world, policy, memory = self.world, self.policy, self.memory
         self._trace = trace
+        self._ahead = None
         self._length = trace.accepts.shape[1] + 1
         self._accepts = dict(zip(world.names, trace.accepts.tolist()))
         self._accepts[LOOKUP] = self._looked = trace.lookup_accepts.tolist()
         self._levels = trace.lookup_level.tolist()
+        self._chances: dict[str, list[list[float]]] = {}
+        always = [1] * (self._length - 1)
+        self._free_levels = {
+            name: trace.levels[name].tolist() if name in trace.levels else always for name in world.free
+        }
+        self._free_levels[LOOKUP] = self._levels
+        self._seen: dict[str, float] = {}
         self._confidences = None if trace.confidences is None else trace.confidences
         self._limit = max(world.max_new_tokens, self._length)
         self._rounds = self._fallbacks = self._due = 0
@@ -100,8 +111,11 @@ class Replay:
         self._reading = Reading(world.costs, trace.prompt_length, world.window)
         self._base = trace.prompt_length
         policy.begin()
-        self._answered(None if self._rankings is None else self._rankings(trace, 0))
+        self._answered(None if self._rankings is None else self._rankings(trace, 0, {}))
         memory.advance(world.prefill * trace.prompt_length)
+        if world.rank_after_prefill and self._rankings is not None:
+            self._due = world.interval or max(policy.interval(), 1)
+            self._answered(self._rankings(trace, self.position, self._seen))
         while self.position < self._length:
             self._round()
         self.outcome.texts.append(
@@ -128,11 +142,16 @@ class Replay:
             seconds, candidates = self._candidates(resident)
         plan = policy.plan(candidates, limit) if candidates and limit > 0 else PLAIN
         gamma = min(plan.gamma, limit)
-        if plan.draft is None or gamma <= 0 or all(c.name != plan.draft for c in candidates):
+        chosen = None
+        if plan.draft is not None and gamma > 0:
+            for candidate in candidates:
+                if candidate.name == plan.draft:
+                    chosen = candidate
+        if chosen is None:
             plan, gamma = PLAIN, 0
         shadows = policy.shadows(plan, candidates) if candidates else ()
         preferred = policy.preferred()
-        observation, shadowed = self._judge(plan, gamma, candidates, shadows)
+        observation, shadowed = self._judge(plan, gamma, chosen, shadows)
         if loading:
             observation_seconds = observation.target_seconds * (world.slow_down - 1)
             seconds += observation_seconds
@@ -141,29 +160,34 @@ class Replay:
 
     def _candidates(self, resident: frozenset[str]) -> tuple[float, list[Candidate]]:
         """The drafts that may run, and the seconds in which one of them read a piece of what it missed."""
-        world = self.world
-        level = self._levels[self.position - 1]
-        found = [Candidate(name, 1, True) for name in world.free]
-        found += [Candidate(LOOKUP, level, True)] if LOOKUP not in world.free else []
-        known = self._base + self.position
-        lagging = [(name, self._reading.behind(name, known)) for name in self._names if name in resident]
-        seconds = self._reading.catch_up(lagging, self.policy.preferred(), known)
-        self.outcome.catch_up_seconds += seconds
-        for name, _ in lagging:
-            behind = self._reading.behind(name, known)
-            if behind <= Reading.FREELY:
-                found.append(Candidate(name, 1, False, 4, behind))
+        column = self.position - 1
+        found = [self._free(name, levels[column]) for name, levels in self._free_levels.items()]
+        known, reading = self._base + self.position, self._reading
+        if resident is not self._resident:
+            self._resident, self._held = resident, [name for name in self._names if name in resident]
+        lagging = reading.lagging(self._held, known)
+        seconds = reading.catch_up(lagging, self.policy.preferred(), known, self.policy.informed())
+        if seconds:
+            self.outcome.catch_up_seconds += seconds
+            lagging = reading.lagging(self._held, known)
+        found += [Candidate(name, 1, False, 4, behind) for name, behind in lagging if behind <= Reading.FREELY]
         return seconds, found
 
+    def _free(self, name: str, level: int) -> Candidate:
+        key = name, level
+        if key not in self._free_known:
+            self._free_known[key] = Candidate(name, level, True)
+        return self._free_known[key]
+
     def _judge(
-        self, plan: Plan, gamma: int, candidates: Sequence[Candidate], shadows: Sequence[Candidate]
+        self, plan: Plan, gamma: int, chosen: Candidate | None, shadows: Sequence[Candidate]
     ) -> tuple[Observation, float]:
         """Propose, verify, commit, learn; returns what was observed and the seconds of shadows."""
         column, left, known = self.position - 1, self._length - self.position, self._base + self.position
         drafted = right = unread = level = 0
         draft_seconds = 0.0
-        if plan.draft is not None:
-            level = next(c.level for c in candidates if c.name == plan.draft)
+        if chosen is not None and plan.draft is not None:
+            level = chosen.level
             drafted, steps = self._offered(plan.draft, gamma, plan.floor)
             right = min(self._accepts[plan.draft][column], drafted)
             unread = self._reading.read(plan.draft, known) if plan.draft in self._weighted else 1
@@ -186,6 +210,8 @@ class Replay:
             emitted=emitted,
         )
         self.policy.observe(observation)
+        if plan.draft is not None and observation.proposed:
+            self._saw(plan.draft, stood > 0)
         shadowed = 0.0
         for shadow in shadows:
             weighted = shadow.name in self._weighted
@@ -198,16 +224,26 @@ class Replay:
             hits = min(self._accepts[shadow.name][column], comparable)
             judged = min(hits + 1, comparable)
             self.policy.credit(shadow, judged, hits, drafted=shadow.shadow, seconds=taken, caught_up=unread)
+            if judged:
+                self._saw(shadow.name, hits > 0)
         self.outcome.shadow_seconds += shadowed
         return observation, shadowed
 
+    def _saw(self, draft: str, right: bool) -> None:
+        before = self._seen.get(draft)
+        self._seen[draft] = float(right) if before is None else _MEMORY * before + (1 - _MEMORY) * right
+
     def _offered(self, draft: str, gamma: int, floor: float) -> tuple[int, int]:
         """Tokens that the draft offers of `gamma`, and the steps it took: one more where it thought better of it."""
-        if self._confidences is None or floor <= 0 or draft not in self._weighted:
+        if self._confidences is None or draft not in self._index:
             return gamma, gamma
-        row = self._confidences[self._index[draft], self.position - 1, :gamma]
-        for place, chance in enumerate(accumulate((row / 255).tolist(), lambda a, b: a * b)):
-            if chance < floor:
+        rows = self._chances.get(draft)
+        if rows is None:
+            chances = np.cumprod(self._confidences[self._index[draft]] / 255.0, axis=-1)
+            rows = self._chances[draft] = chances.tolist()
+        row = rows[self.position - 1][:gamma]
+        for place, chance in enumerate(row):
+            if chance < floor or not chance:
                 return place, place + 1
         return len(row), len(row)
 
@@ -238,12 +274,12 @@ class Replay:
             self._answered(ranking)
         if self._rounds < self._due:
             return
-        self._due = self._rounds + max(self.policy.interval(), 1)
+        self._due = self._rounds + (self.world.interval or max(self.policy.interval(), 1))
         if self._rankings is None:
             self._hold()
             return
         ready = self._rounds + self.world.ranking_rounds
-        self._asked = (ready, self._rankings(self._trace, self.position))
+        self._asked = (ready, self._rankings(self._trace, self.position, self._seen))
         if ready <= self._rounds:
             ranking, self._asked = self._asked[1], None
             self._answered(ranking)
@@ -266,15 +302,28 @@ class Replay:
             drafts=self._names,
             active=self._active,
             ranking=self._ranking,
-            rounds_left=max(self._limit - self.position, 0) / per_round,
+            rounds_left=self._rounds_left(per_round),
         )
         holding = self.policy.hold(view)
         if holding is None:
             return
         if not self.outcome.reasons or self.outcome.reasons[-1] != holding.reason:
             self.outcome.reasons.append(holding.reason)
-        memory.retarget(holding.wanted, self._active)
+        memory.retarget(holding.wanted if self.world.prefetch else self._unfetched(holding.wanted), self._active)
         if holding.wait and holding.wanted:
             waited = memory.wait_for(holding.wanted[0])
             self._seconds += waited
             self._exposed += waited
+
+    def _unfetched(self, wanted: Sequence[str]) -> list[str]:
+        """What is wanted where nothing is loaded ahead: what is there, and the first once it is needed."""
+        here = self.memory.acquire()
+        first = list(wanted[:1]) if self._rounds else []
+        return first + [name for name in (*wanted, *sorted(here)) if name in here and name not in first]
+
+    def _rounds_left(self, per_round: float) -> float:
+        """As a live run guesses it, which does not know how long an answer will be."""
+        most, typical = max(self._limit - self.position, 0), self.world.typical_tokens
+        if typical:
+            most = min(max(min(self._limit, typical) - self.position, typical // 4), most)
+        return most / per_round

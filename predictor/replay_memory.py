@@ -119,20 +119,36 @@ class Reading:
         lag = min(known - self._read.get(name, 0), self._window)
         return lag if lag > self.FREELY // 2 else 0
 
+    def lagging(self, names: Sequence[str], known: int) -> list[tuple[str, int]]:
+        """`behind` of several drafts."""
+        read, window, usual = self._read, self._window, self.FREELY // 2
+        found = []
+        for name in names:
+            lag = known - read.get(name, 0)
+            found.append((name, 0 if lag <= usual else min(lag, window)))
+        return found
+
     def read(self, name: str, known: int) -> int:
         """It proposes now, and so reads everything; returns how much that was."""
         unread = min(known - self._read.get(name, 0), self._window)
         self._read[name] = known
         return unread
 
-    def catch_up(self, lagging: Sequence[tuple[str, int]], preferred: str | None, known: int) -> float:
-        """Seconds in which one of the drafts that lag too far reads a piece, the preferred one first."""
+    def catch_up(
+        self, lagging: Sequence[tuple[str, int]], preferred: str | None, known: int, informed: bool = False
+    ) -> float:
+        """Seconds in which one of the drafts that lag too far reads a piece, the preferred one first.
+
+        informed: see `Policy.informed`; then only that one reads, unless it is away.
+        """
         far = {name: behind for name, behind in lagging if behind > self.FREELY}
         if not far:
             return 0.0
         if preferred in far:
             name = str(preferred)
             piece = min(self.PIECE, far[name]) if self._begun else far[name]
+        elif informed and any(name == preferred for name, _ in lagging):
+            return 0.0
         else:
             name = min(far, key=lambda other: self._turn.get(other, -1))
             piece = min(self.PIECE, far[name])

@@ -23,7 +23,8 @@ class TextTrace:
     accepts: uint8 [drafts, L - 1], how many of a draft's first gamma_max guesses there are right.
     lookup_level, lookup_accepts: uint8 [L - 1], length of the match of prompt lookup, and how many of its guesses are
     right. confidences: uint8 [drafts, L - 1, gamma_max] in 255ths, each guess's chance by the draft itself; None = the
-    drafts do not end their blocks early.
+    drafts do not end their blocks early. levels: uint8 [L - 1] for drafts without weights, what they have to go on at
+    each position (0 = nothing); those that are not named can always run.
     """
 
     domain: str
@@ -33,6 +34,7 @@ class TextTrace:
     lookup_accepts: Uint8
     confidences: Uint8 | None = None
     name: str = ""
+    levels: Mapping[str, Uint8] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         columns = self.accepts.shape[1] if self.accepts.ndim == 2 else -1
@@ -40,10 +42,13 @@ class TextTrace:
             raise ValueError(f"text {self.name or self.domain}: accepts has {columns} positions, lookup others")
         if self.confidences is not None and self.confidences.shape[:2] != self.accepts.shape:
             raise ValueError(f"text {self.name or self.domain}: confidences and accepts differ in shape")
+        if any(level.shape != (columns,) for level in self.levels.values()):
+            raise ValueError(f"text {self.name or self.domain}: accepts has {columns} positions, levels others")
 
 
-Rankings = Callable[[TextTrace, int], Mapping[str, float] | None]
-"""The ranking for a text when so many tokens of its answer are known (0 = from the prompt alone)."""
+Rankings = Callable[[TextTrace, int, Mapping[str, float]], Mapping[str, float] | None]
+"""The ranking for a text when so many tokens of its answer are known (0 = from the prompt alone), and what was seen of
+drafts in it: the share of their first tokens that was right lately."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,11 @@ class World:
     own table may start (see `known_costs`). capacity: slots. resident: what they hold at first. slow_down: of a round
     while a draft loads. prefill: seconds per prompt token, in which loads go on but which are not counted. overhead: of
     each round besides. ranking_rounds: rounds from asking for a ranking until it is there. window: tokens that a draft
-    looks back at most. max_new_tokens: the limit that answers had (0 = each ended at its own).
+    looks back at most. max_new_tokens: the limit that answers had (0 = each ended at its own). typical_tokens: few
+    answers are taken to be longer, whatever the limit (0 = they are as long as the limit). interval: rounds between
+    scheduling points, whatever the policy says (0 = as it says). prefetch: False = only the draft that is wanted most
+    is ever loaded, and only from the first round on. rank_after_prefill: also ask for a ranking when the prompt was
+    read, and hold what follows from it before the first round.
     """
 
     names: tuple[str, ...]
@@ -68,7 +77,11 @@ class World:
     ranking_rounds: int = 1
     window: int = 256
     max_new_tokens: int = 0
+    typical_tokens: int = 0
     failing: frozenset[str] = frozenset()
+    interval: int = 0
+    prefetch: bool = True
+    rank_after_prefill: bool = True
 
     @property
     def weighted(self) -> tuple[str, ...]:

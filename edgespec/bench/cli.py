@@ -13,10 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from edgespec.bench import contenders, fidelity, policies, prompts, record_command, report, summary
+from edgespec.bench import contenders, fidelity, prompts, record_command, report, summary
 from edgespec.bench.extras import POSITION, WIDTHS, Probes, warm_start, warm_start_command
 from edgespec.bench.machine import command_line, describe, this_command
 from edgespec.bench.model import PromptEncoder, open_decoder
+from edgespec.bench.reporting import command as report_command
+from edgespec.bench.simulation import command as simulate
+from edgespec.bench.specbench import command as specbench
 from edgespec.bench.speed import Plan, Result, Run
 from edgespec.bench.workers import Worker, WorkerFailure
 from edgespec.errors import ConfigError
@@ -49,8 +52,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     _add_fidelity(commands)
     recording = commands.add_parser("record", help=record_command.HELP, description=record_command.DESCRIPTION)
     record_command.add_arguments(recording, _count)
-    measuring = commands.add_parser("policies", help=policies.HELP, description=policies.DESCRIPTION)
-    policies.add_arguments(measuring, _count)
+    measuring = commands.add_parser("specbench", help=specbench.HELP, description=specbench.DESCRIPTION)
+    specbench.add_arguments(measuring, _count)
+    reporting = commands.add_parser("report", help=report_command.HELP, description=report_command.DESCRIPTION)
+    report_command.add_arguments(reporting)
+    simulating = commands.add_parser("simulate", help=simulate.HELP, description=simulate.DESCRIPTION)
+    simulate.add_arguments(simulating, _count)
     parser.set_defaults(run=run)
     return parser
 
@@ -101,8 +108,12 @@ def run(args: argparse.Namespace) -> int:
     """Run one of them; returns the exit code (1: something in it has an error; 130: interrupted)."""
     if args.bench == "record":
         return record_command.run(args, _progress)
-    if args.bench == "policies":
-        return policies.run(args, _progress)
+    if args.bench == "report":
+        return report_command.run(args)
+    if args.bench == "simulate":
+        return simulate.run(args, _progress)
+    if args.bench == "specbench":
+        return specbench.run(args, _progress)
     try:
         return _speed(args) if args.bench == "speed" else _fidelity(args)
     except KeyboardInterrupt:

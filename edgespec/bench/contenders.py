@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
+from edgespec.bench.peers.base import Contender
+from edgespec.bench.peers.registry import peers
 from edgespec.errors import ConfigError
-
-ALL_GROUPS = ("domain", "copying", "prose", "prefill")
-LOOKUP_TOKENS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """One engine in one setting.
-
-    factory: "module:Class", made in the worker with `options` plus model and threads. groups: prompt groups it runs.
-    weights: the weights it computes with, in words. packages: what must be installed. gguf: needs a GGUF file.
-    slow: left out of a quick run unless asked for by name.
-    """
-
-    name: str
-    factory: str
-    weights: str
-    options: dict[str, Any] = field(default_factory=dict)
-    groups: tuple[str, ...] = ALL_GROUPS
-    packages: tuple[str, ...] = ()
-    gguf: bool = False
-    slow: bool = False
-
-    def missing(self, model: Path) -> str | None:
-        """Why it cannot run here, as a sentence for the user; None if it can."""
-        absent = [name for name in self.packages if importlib.util.find_spec(name) is None]
-        if absent:
-            return f"not installed ({', '.join(absent)}); install it with: pip install 'edgespec[bench]'"
-        if self.gguf and model.suffix != ".gguf":
-            return "needs a .gguf file, and this model is not one"
-        return None
 
 
 def _own(name: str, weight_format: str, draft: str | None, weights: str, *, slow: bool = False) -> Contender:
@@ -49,7 +18,6 @@ def _own(name: str, weight_format: str, draft: str | None, weights: str, *, slow
 
 
 _EXACT = "the file's own blocks (4-bit where the file is)"
-_BASELINE = ("domain", "prefill")
 
 CONTENDERS = (
     _own("plain", "exact", None, _EXACT),
@@ -57,37 +25,7 @@ CONTENDERS = (
     _own("plain-int8", "int8", None, "8-bit blocks", slow=True),
     _own("plain-float32", "float32", None, "float32"),
     _own("ngram-float32", "float32", "ngram", "float32"),
-    Contender(
-        "llama.cpp",
-        "edgespec.bench.peers.llama_cpp:LlamaCppPeer",
-        "the same file",
-        groups=_BASELINE,
-        packages=("llama_cpp",),
-        gguf=True,
-    ),
-    Contender(
-        "onnxruntime-genai",
-        "edgespec.bench.peers.genai:GenaiPeer",
-        "its own 4-bit rounding of the dequantised weights (lossier)",
-        groups=_BASELINE,
-        packages=("onnxruntime_genai", "onnx_ir", "torch", "transformers"),
-    ),
-    Contender(
-        "transformers",
-        "edgespec.bench.peers.hf:TransformersPeer",
-        "float32, dequantised",
-        groups=_BASELINE,
-        packages=("torch", "transformers"),
-    ),
-    Contender(
-        "transformers-lookup",
-        "edgespec.bench.peers.hf:TransformersPeer",
-        "float32, dequantised",
-        {"lookup": LOOKUP_TOKENS},
-        groups=("copying",),
-        packages=("torch", "transformers"),
-        slow=True,
-    ),
+    *peers(),
 )
 
 
@@ -102,7 +40,7 @@ class Ratio:
     metric: Literal["decode", "prefill"] = "decode"
 
 
-def _peers(over: str) -> tuple[Ratio, ...]:
+def _over_peers(over: str) -> tuple[Ratio, ...]:
     found = []
     for peer in ("llama.cpp", "transformers", "onnxruntime-genai"):
         found.append(Ratio(f"{over}/{peer}", over, peer))
@@ -117,7 +55,7 @@ def _lookup(over: str, under: str) -> tuple[Ratio, ...]:
 
 
 RATIOS = (
-    *_peers("plain"),
+    *_over_peers("plain"),
     Ratio("plain-float32/transformers", "plain-float32", "transformers"),
     Ratio("plain-float32/transformers prefill", "plain-float32", "transformers", ("prefill",), "prefill"),
     Ratio("plain-int8/plain", "plain-int8", "plain"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,14 +41,37 @@ class PromptEncoder:
         from edgespec.models.tokenizer import load_tokenizer
 
         self.tokenizer: Tokenizer = load_tokenizer(path)
+        self._path = path
         template = self.tokenizer.chat_template
         self._template = ChatTemplate(template, self.tokenizer) if template else None
 
     def chat(self, text: str) -> list[int]:
         """One user message in the model's chat template (the bare text where it has none)."""
+        return self.conversation([{"role": "user", "content": text}])
+
+    def conversation(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Messages in the model's chat template (their texts with blank lines between where it has none).
+
+        Raises PromptError.
+        """
         if self._template is None:
-            return self.raw(text)
-        return self._template.encode([{"role": "user", "content": text}])
+            return self.raw("\n\n".join(message["content"] for message in messages))
+        return self._template.encode(messages)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """An answer's text, without its end token."""
+        end = len(ids) - 1 if ids and ids[-1] in self.stop_ids else len(ids)
+        return self.tokenizer.decode(ids[:end])
+
+    @functools.cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Every id that ends an answer, as the engine has it: the model's, the tokenizer's and the template's."""
+        from edgespec.models.weights import open_weights
+
+        with open_weights(self._path) as weights:
+            ids = {*self.tokenizer.eos_ids, *weights.spec.eos_token_ids}
+        turn_end = None if self._template is None else self._template.turn_end_id
+        return frozenset(ids if turn_end is None else ids | {turn_end})
 
     def raw(self, text: str) -> list[int]:
         """The text as it stands."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from edgespec.bench.contenders import Contender
 from edgespec.bench.measure import Answer, measure
+from edgespec.bench.peers.base import Contender
 from edgespec.bench.prompts import Prompt
 from edgespec.bench.watch import Watch
 from edgespec.bench.workers import WorkerFailure

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from edgespec.bench.contenders import RATIOS, SAME_TEXT, Contender, Ratio
+from edgespec.bench.contenders import RATIOS, SAME_TEXT, Ratio
 from edgespec.bench.measure import Answer, first_difference, spread
+from edgespec.bench.peers.base import Contender
 from edgespec.bench.speed import Result
 
 # Above these gaps (in logits, at the first different token) a difference is not a near tie but a fault.

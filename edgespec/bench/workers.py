@@ -99,6 +99,13 @@ class Worker:
             return 0.0
         return float(times.user + times.system)
 
+    def resident_bytes(self) -> int:
+        """Resident memory of the process (0 once it is gone)."""
+        try:
+            return int(psutil.Process(self._process.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
     def _obituary(self) -> str:
         try:
             code: int | None = self._process.wait(timeout=10)

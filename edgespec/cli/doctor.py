@@ -11,18 +11,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Any
 
 from edgespec import __version__
-from edgespec.cli import options, runtime, show_config
+from edgespec.cli import doctor_board, doctor_gpu, doctor_storage, options, runtime, show_config
+from edgespec.cli.doctor_check import Check
 from edgespec.cli.report import size
 from edgespec.cli.terminal import stdout
 from edgespec.errors import EdgespecError
+from edgespec.telemetry.system_files import SYSTEM_ROOT, line, text
 
 HELP = "check this device and this installation"
 FAILED = 1
+ROOT = SYSTEM_ROOT  # where boards are looked at, and what their packages are asked with: tests play others
+PROBES = doctor_gpu.Probes()
 MIN_FREE_MEMORY = 1 << 30
 MIN_FREE_DISK = 1 << 30
 REQUIRED = ("numpy", "tokenizers", "jinja2", "onnx", "huggingface_hub", "psutil")
@@ -30,16 +33,6 @@ OPTIONAL = ("torch", "transformers", "triton")
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 # What speeds up the CPU engine: integer dot products and wide vectors.
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "bf16", "sve")
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of the report. advice: what to do about a warning or a failure."""
-
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    detail: str
-    advice: str = ""
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -150,8 +143,7 @@ def _providers(args: argparse.Namespace) -> list[Check]:
 
 
 def _device(args: argparse.Namespace) -> list[Check]:
-    board = _read("/proc/device-tree/model").strip("\x00 \n")
-    info = _read("/proc/cpuinfo")
+    board, info = line(ROOT / "proc/device-tree/model"), text(ROOT / "proc/cpuinfo") or ""
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in info.splitlines())}
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     from edgespec.models.cpu import usable_cores
@@ -173,17 +165,29 @@ def _device(args: argparse.Namespace) -> list[Check]:
     return checks
 
 
+def _board(args: argparse.Namespace) -> list[Check]:
+    return doctor_board.checks(ROOT)
+
+
+def _gpu(args: argparse.Namespace) -> list[Check]:
+    return doctor_gpu.checks(ROOT, PROBES)
+
+
 def _memory(args: argparse.Namespace) -> list[Check]:
     from edgespec.memory import topology
 
-    total, available = topology.host_total_bytes(), topology.host_available_bytes()
+    total, available = topology.host_total_bytes(ROOT), topology.host_available_bytes(ROOT)
     detail = f"{size(available)} free of {size(total)} (limits of containers included)"
-    held = topology.nvmap_bytes()
+    held = topology.nvmap_bytes(ROOT)
     if held is not None:
         detail += f"; {size(held)} held by the GPU"
     if available < MIN_FREE_MEMORY:
         return [Check("memory", "warn", detail, "The default model needs about 0.6 GB: close other programs.")]
     return [Check("memory", "ok", detail)]
+
+
+def _blocks_and_swap(args: argparse.Namespace) -> list[Check]:
+    return [*doctor_storage.fragmentation(ROOT), *doctor_storage.swap(ROOT), *doctor_storage.desktop(ROOT)]
 
 
 def _cache(args: argparse.Namespace) -> list[Check]:
@@ -205,6 +209,19 @@ def _cache(args: argparse.Namespace) -> list[Check]:
     if free < MIN_FREE_DISK:
         return [Check("cache", "warn", detail, "Free some space, or " + advice[0].lower() + advice[1:])]
     return [Check("cache", "ok", detail)]
+
+
+def _storage(args: argparse.Namespace) -> list[Check]:
+    """How fast models are read: by the largest file that is here."""
+    from edgespec import catalog
+    from edgespec.memory import topology
+
+    config = runtime.configured(args)
+    folder = catalog.located(config.model, home=config.home) or catalog.home(config.home)
+    files = [folder] if folder.is_file() else [file for file in folder.rglob("*") if file.is_file()]
+    largest = max(files, key=lambda file: file.stat().st_size, default=None)
+    speed = None if largest is None else doctor_storage.read_speed(largest)
+    return doctor_storage.storage(topology.storage_name(folder, ROOT), speed)
 
 
 def _configuration(args: argparse.Namespace) -> list[Check]:
@@ -277,12 +294,11 @@ def _memory_plan(args: argparse.Namespace) -> list[Check]:
     advice = "; ".join(report.plan.advice())
     if report.plan.refused:
         return [Check("memory plan", "fail", doctor_memory.summary(report), advice)]
+    named = [Check("drafts", "fail", note, "edgespec drafts list shows what there is.") for note in report.notes]
+    named += [Check("policy", "fail", problem, "") for problem in doctor_memory.policy_problems(config, report.plan)]
     left_out = [row.part for row in report.plan.draft_rows() if not row.fits]
-    return [
-        Check(
-            "memory plan", "warn" if left_out or not report.plan.fits else "ok", doctor_memory.summary(report), advice
-        )
-    ]
+    state = "warn" if left_out or not report.plan.fits else "ok"
+    return [Check("memory plan", state, doctor_memory.summary(report), advice), *named]
 
 
 def _lossless(args: argparse.Namespace) -> list[Check]:
@@ -311,20 +327,17 @@ def _bits(args: argparse.Namespace) -> list[Check]:
     return [Check("bits", "ok", "logits are the same bits for every block length, in every weight format")]
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_bytes().decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
 CHECKS = (
     _versions,
     _packages,
     _providers,
     _device,
+    _board,
+    _gpu,
     _memory,
+    _blocks_and_swap,
     _cache,
+    _storage,
     _configuration,
     _model,
     _drafts,

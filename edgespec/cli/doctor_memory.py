@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from edgespec import catalog, loading
 from edgespec.cli.terminal import Output
-from edgespec.draft_loading import named
+from edgespec.draft_loading import automatic, named
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.memory import topology
 from edgespec.memory.budget import format_bytes, parse_budget
@@ -87,10 +87,8 @@ def _draft_needs(
 
 
 def _sources(config: RuntimeConfig, facts: TargetFacts) -> list[str | Entry]:
-    from drafts import zoo
-
     if config.drafts == "auto":
-        return list(zoo.for_target(catalog.home(config.home), facts.fingerprint, facts.name))
+        return automatic(config, facts)
     target = cast(loading.Target, SimpleNamespace(facts=facts))  # names are resolved by the facts alone
     return [source for name in config.drafts for source in named(name, config, target)]
 
@@ -126,6 +124,18 @@ def _standalone_bytes(weights: WeightFile, config: RuntimeConfig, context: int) 
 
 def _weight_bytes(weights: WeightFile, config: RuntimeConfig) -> int:
     return planned_bytes(weights, loading.device_of(config), config.weight_format)
+
+
+def policy_problems(config: RuntimeConfig, plan: MemoryPlan) -> list[str]:
+    """Why the policy that was asked for cannot work with these drafts; nothing if it can."""
+    from predictor.costs import CostTable
+    from predictor.policies import make_policy
+
+    try:
+        make_policy(config.policy, CostTable(), [d.name for d in plan.drafts if d.slot], capacity=plan.slots)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def _row(row: Row) -> dict[str, Any]:
@@ -167,5 +177,5 @@ def show(report: PlanReport, output: Output) -> None:
                 console.print(table)
             for line in captured.get().splitlines():
                 output.line(line)
-    for line in (*plan.advice(), *report.notes):
+    for line in plan.advice():
         output.line(f"- {line}")

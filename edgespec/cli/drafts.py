@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from drafts.zoo import DraftSet, Entry, TargetFacts
     from edgespec.config import RuntimeConfig
 
-HELP = "list, show, verify, train, evaluate and export drafts"
+HELP = "list, show, verify, pull, train, evaluate and export drafts"
 WRONG, USAGE = 1, 2
 LATER = {
+    "pull": "fetch the drafts of a set whose drafts are models on the hub",
     "train": "make drafts for a target from its own answers",
     "evaluate": "measure every draft on prompts of every domain",
     "export": "write a draft in the format of other programs",

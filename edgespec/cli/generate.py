@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     with runtime.open_engine(args, runtime.configured(args)) as engine:
         result, interrupted = _answer(engine, prompt, params, args)
         if args.stats:
-            stderr().line(report.status_line(result, engine.memory_bytes()))
+            stderr().line(report.status_line(result, engine.memory_bytes(), engine.held()))
             for row in report.details(result.stats):
                 stderr().line(row)
     note = report.finish_note(result, params.max_new_tokens)

@@ -226,10 +226,9 @@ def add_debug_flag(parser: argparse._ActionsContainer) -> None:
 
 def draft_setting(values: list[str]) -> str | list[str]:
     """`--draft` values as RuntimeConfig takes them: 'off', 'auto', or a list of names and paths."""
-    for word in ("off", "auto"):
-        if word in values and len(set(values)) > 1:
-            raise ConfigError(f"--draft {word} cannot be combined with other drafts; give one or the other.")
-    return values[0] if values[0] in ("off", "auto") else list(dict.fromkeys(values))
+    if "off" in values and len(set(values)) > 1:
+        raise ConfigError("--draft off cannot be combined with other drafts; give one or the other.")
+    return values[0] if set(values) in ({"off"}, {"auto"}) else list(dict.fromkeys(values))
 
 
 def engine_values(args: argparse.Namespace) -> dict[str, Any]:

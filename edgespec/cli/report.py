@@ -47,6 +47,7 @@ def gamma_text(stats: GenerationStats) -> str:
 def status_line(result: GenerationResult, memory_bytes: int, held: str = "") -> str:
     """The line under an answer: draft, gamma, accepted %, tokens per round, tokens/s, working set, loads, memory.
 
+    Where it is measured, energy; and what slowed the device down meanwhile.
     held: the working set in words, "" where all drafts are held.
     """
     stats = result.stats
@@ -58,13 +59,21 @@ def status_line(result: GenerationResult, memory_bytes: int, held: str = "") -> 
     if held:
         parts.append(f"held {held}")
     if stats.loads:
-        parts.append(
-            f"{_loads(stats.loads)} in {stats.load_seconds_hidden + stats.load_seconds_exposed:.2f} s beside it"
-        )
+        parts.append(f"{_loads(stats.loads)} in {stats.load_seconds_hidden:.2f} s beside it")
+    if stats.load_seconds_exposed:
+        parts.append(f"{stats.load_seconds_exposed:.2f} s waited for loads")
     parts.append(size(memory_bytes))
+    if stats.energy_joules is not None:
+        parts.append(_energy(stats))
+    parts.extend(stats.device_notes)
     if result.finish_reason == "cancelled":
         parts.append("stopped by you")
     return ", ".join(parts)
+
+
+def _energy(stats: GenerationStats) -> str:
+    each = stats.joules_per_token
+    return f"{stats.energy_joules:.1f} J" + ("" if each is None else f", {each:.2f} J a token")
 
 
 def _loads(count: int) -> str:
@@ -100,7 +109,8 @@ def details(stats: GenerationStats) -> list[str]:
         ("peak memory", size(stats.peak_memory_bytes)),
     ]
     if stats.energy_joules is not None:
-        rows.append(("energy", f"{stats.energy_joules:.1f} J"))
+        rows.append(("energy", f"{_energy(stats)} (the whole board, prefill included)"))
+    rows.extend(("device", note) for note in stats.device_notes)
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {value}" for name, value in rows]
 

@@ -86,7 +86,11 @@ class LazyProgress:
 
 def describe(engine: Engine, config: RuntimeConfig) -> str:
     """One line about what is running: model, weights, and each draft with its state."""
-    drafts = [name if status == "active" else f"{name} (failed)" for name, status in engine.drafts.items()]
+    states = engine.drafts
+    drafts = [name for name, state in states.items() if state == "active"]
+    drafts += [f"{name} (failed)" for name, state in states.items() if state.startswith("failed")]
+    away = len(states) - len(drafts)
+    drafts += [f"{away} more on storage"] if away else []
     weights = f"{config.weight_format} weights" + ("" if config.device == "auto" else f" on {config.device}")
     parts = [f"{config.model}, {weights}", f"context {engine.context}", f"gamma {engine.gamma}"]
     return "; ".join([*parts, f"drafts: {', '.join(drafts) or 'none, plain decoding'}"])

@@ -1,7 +1,8 @@
 """Which draft reads up on the conversation in a round, and how much of it.
 
 A draft that becomes active after an absence (or meets a new prompt) has to read what it missed before it can propose.
-The draft that is wanted most reads at once, in pieces; the others get a small share of the time.
+The draft that is wanted most reads at once, in pieces; the others get a small share of the time, and none where a
+ranker says how they would do: what they read is mostly never used (replays: 0.7% of all time).
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ class CatchUp:
         most = max(_SAVED_ROUNDS * _SHARE * round_seconds, PIECE * self._token_seconds)
         self._purse = min(self._purse + _SHARE * round_seconds, most)
 
-    def choose(self, candidates: Sequence[Candidate], preferred: str | None) -> Reading | None:
+    def choose(self, candidates: Sequence[Candidate], preferred: str | None, informed: bool = False) -> Reading | None:
         """The draft that reads now, among those that lag too far to run.
 
-        Before the first round, the preferred one (the first, if none is preferred) reads everything: a stutter there is
-        part of the time to the first tokens, and waiting would cost rounds without a draft.
+        informed: the policy knows how each would do. Before the first round, the preferred one (the first, if none is
+        preferred) reads everything: a stutter there is part of the time to the first tokens, and waiting would cost
+        rounds without a draft.
         """
         lagging = [candidate for candidate in candidates if candidate.behind > FREELY]
         if not lagging:
@@ -53,6 +55,8 @@ class CatchUp:
         for candidate in lagging:
             if candidate.name == preferred or (preferred is None and not self._begun):
                 return Reading(candidate.name, PIECE if self._begun else candidate.behind)
+        if informed and any(candidate.name == preferred for candidate in candidates):
+            return None
         if self._purse < PIECE * self._token_seconds:
             return None
         chosen = min(lagging, key=lambda candidate: self._turn.get(candidate.name, -1))

@@ -45,10 +45,12 @@ class Counts:
         stood: int,
         stamps: Sequence[int],
         *,
+        emitted: int,
         fallback: bool,
     ) -> None:
         s = self._stats
         s.rounds += 1
+        s.round_tokens.append(emitted)
         s.proposed_tokens += judged
         s.accepted_tokens += stood
         s.gamma_histogram[plan.gamma] = s.gamma_histogram.get(plan.gamma, 0) + 1
@@ -77,6 +79,7 @@ class Counts:
         s = dataclasses.replace(self._stats)
         s.draft_share, s.gamma_histogram = dict(s.draft_share), dict(s.gamma_histogram)
         s.new_tokens = len(drafts)
+        s.round_tokens = first_of(s.round_tokens, max(s.new_tokens - 1, 0))
         taken_back = s.accepted_tokens - sum(draft is not None for draft in drafts)
         s.accepted_tokens -= taken_back
         s.proposed_tokens -= taken_back
@@ -88,3 +91,14 @@ class Counts:
         s.acceptance_by_position = [stood / tried for stood, tried in zip(self._stood, self._tried) if tried]
         s.fallback_share = self._fallbacks / s.rounds if s.rounds else 0.0
         return s
+
+
+def first_of(counts: Iterable[int], total: int) -> list[int]:
+    """The first counts that make up `total`, the last of them cut to fit: [3, 2, 4] and 4 -> [3, 1]."""
+    kept = []
+    for count in counts:
+        if total <= 0:
+            break
+        kept.append(min(count, total))
+        total -= count
+    return kept

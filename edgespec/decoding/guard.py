@@ -10,6 +10,7 @@ from predictor.planner import PLAIN, Candidate, FixedPlanner, Observation, Plan,
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_LONGEST = 64  # tokens of a shadow's guess
 
 
 class Guarded:
@@ -29,7 +30,7 @@ class Guarded:
         return self._try(lambda: _checked(self._planner.plan(candidates, limit)), PLAIN)
 
     def shadows(self, plan: Plan, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        return self._try(lambda: tuple(self._planner.shadows(plan, candidates)), ())
+        return self._try(lambda: _among(self._planner.shadows(plan, candidates), candidates), ())
 
     def observe(self, observation: Observation) -> None:
         self._try(lambda: self._planner.observe(observation), None)
@@ -45,6 +46,12 @@ class Guarded:
             cause = f"{type(error).__name__}: {error}"
             _log.warning("the policy failed, the rest of this answer is written in plain steps: %s", cause)
             return otherwise
+
+
+def _among(shadows: Sequence[Candidate], candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Those shadows that can run now: what else a policy names would be taken for a fault of the draft."""
+    able = {candidate.name: candidate for candidate in candidates}
+    return tuple(able[s.name]._replace(shadow=min(int(s.shadow), _LONGEST)) for s in shadows if s.name in able)
 
 
 def _checked(plan: Plan) -> Plan:

@@ -16,7 +16,7 @@ import numpy as np
 
 from drafts.base import FloatArray, Proposal
 from edgespec.decoding.acceptance import Outcome, accept
-from edgespec.decoding.catch_up import CatchUp, able
+from edgespec.decoding.catch_up import CatchUp, Reading, able
 from edgespec.decoding.counts import TO_SECONDS, Counts
 from edgespec.decoding.guard import Guarded
 from edgespec.decoding.params import SamplingParams
@@ -28,13 +28,16 @@ from predictor.planner import PLAIN, Candidate, Observation, Plan, Planner
 
 
 class Steering(Protocol):
-    """Looks after the working set while one answer is made. Nothing here may wait, nor raise."""
+    """Looks after the working set while one answer is made. Nothing here may raise, nor wait within a round."""
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Before the prefill."""
 
     def chunk(self) -> None:
         """Between two chunks of the prefill."""
+
+    def first(self, tokens: Sequence[int], session: Session) -> None:
+        """The answer's first token, which comes with the prefill."""
 
     def round(self, observation: Observation, emitted: Sequence[int], session: Session) -> None:
         """After a round, outside of its lease."""
@@ -47,6 +50,9 @@ class Steering(Protocol):
 
     def preferred(self) -> str | None:
         """The draft that is wanted most, resident or not."""
+
+    def informed(self) -> bool | None:
+        """Whether something says how each draft would do, without its reading the text."""
 
 
 class _Shadow(NamedTuple):
@@ -232,7 +238,9 @@ class Generation:
         if logits is None:
             self.close()
             return
-        self._commit(logits, [], accept([], [], logits, self._pipeline, self._rng), None)
+        first = self._commit(logits, [], accept([], [], logits, self._pipeline, self._rng), None)
+        if self._steering is not None:
+            self._steering.first(first, self.session)
         self._counts.first_token(self._began, perf_counter_ns())
 
     def _between_chunks(self) -> bool:
@@ -278,8 +286,9 @@ class Generation:
         self._learn(observation, shadows, emitted)
         end = perf_counter_ns()
         stamps = (begin, read, planned, drafted, verified, accepted, committed, end)
-        missed = preferred is not None and preferred not in resident
-        self._counts.round(plan, draft, judged, stood, stamps, fallback=missed)
+        there = resident if able_now is None else {candidate.name for candidate in able_now}
+        missed = preferred is not None and preferred not in there
+        self._counts.round(plan, draft, judged, stood, stamps, emitted=len(emitted), fallback=missed)
         self._catch_up.earn((end - begin) * TO_SECONDS)
         if session.tracer.enabled:
             self._trace(plan, draft, observation, stamps)
@@ -303,12 +312,12 @@ class Generation:
             return [candidate for candidate in candidates if candidate.free]
         if self._steering is None:
             return candidates  # who runs reads all it missed on the way
-        reading = self._catch_up.choose(candidates, self._steering.preferred())
+        reading = self._catch_up.choose(candidates, self._steering.preferred(), bool(self._steering.informed()))
         if reading is None:
             return able(candidates)
         begin = perf_counter_ns()
         before = next(c.behind for c in candidates if c.name == reading.draft)
-        left = session.catch_up(reading.draft, reading.limit)
+        left = self._read(reading, before)
         end = perf_counter_ns()
         if left is None:
             return able([candidate for candidate in candidates if candidate.name != reading.draft])
@@ -316,6 +325,15 @@ class Generation:
         self._steering.read_up(reading.draft, before - left, (end - begin) * TO_SECONDS)
         session.tracer.event("catch-up", begin, end, draft=reading.draft, tokens=before - left, left=left)
         return able([c._replace(behind=left) if c.name == reading.draft else c for c in candidates])
+
+    def _read(self, reading: Reading, behind: int) -> int | None:
+        """Let a draft read; how many tokens are left, None if it failed. One call may read less than what it may."""
+        goal, left = max(behind - reading.limit, 0), behind
+        while True:
+            before, rest = left, self.session.catch_up(reading.draft, left - goal)
+            if rest is None or rest <= goal or rest >= before or self._cancelled:
+                return rest
+            left = rest
 
     def _plan(self, candidates: Sequence[Candidate] | None) -> tuple[Plan, Sequence[Candidate]]:
         """The planner's plan, clipped to what may still be emitted; a gamma of 0 looks at no draft."""

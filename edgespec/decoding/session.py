@@ -35,10 +35,6 @@ class Lease(Protocol):
 class Residency(Protocol):
     """The working set as a session sees it."""
 
-    @property
-    def capacity(self) -> int:
-        """Drafts that it can hold at once."""
-
     def acquire(self) -> AbstractContextManager[Lease]:
         """A snapshot of the drafts that are resident now. Never waits."""
 
@@ -255,9 +251,8 @@ class Session:
 
     @property
     def changing(self) -> bool:
-        """Whether drafts come and go, for want of a place for each."""
-        loadable = sum(status.loadable for status in self.statuses.values())
-        return self._residency is not None and self._residency.capacity < loadable
+        """Whether drafts may come and go: how many there is room for changes with the memory that others take."""
+        return self._residency is not None and any(status.loadable for status in self.statuses.values())
 
     def _present(self, status: DraftStatus) -> bool:
         if not status.loadable or self._residency is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,13 +143,16 @@ def _text(value: Any) -> str:
     return value
 
 
-def limited(items: Sequence[Item], most: int | None) -> list[Item]:
-    """At most `most` prompts of each domain, evenly spread over its list (files are often sorted by source)."""
+def limited(
+    items: Sequence[Item], most: int | None, *, by: Callable[[Item], str] = lambda item: item.domain
+) -> list[Item]:
+    """At most `most` prompts of each domain (or what `by` says), evenly spread over its list (files are often sorted by
+    source)."""
     if most is None:
         return list(items)
     kept: list[Item] = []
-    for domain in dict.fromkeys(item.domain for item in items):
-        of_domain = [item for item in items if item.domain == domain]
-        count = min(most, len(of_domain))
-        kept += [of_domain[i * len(of_domain) // count] for i in range(count)]
+    for kind in dict.fromkeys(map(by, items)):
+        of_kind = [item for item in items if by(item) == kind]
+        count = min(most, len(of_kind))
+        kept += [of_kind[i * len(of_kind) // count] for i in range(count)]
     return kept

@@ -1,9 +1,14 @@
-"""What the loader's thread does: a job is done without the lock, and booked under it."""
+"""What the loader's thread does: a job is done without the lock, and booked under it.
+
+Whatever is raised where nobody expects it (a draft's own code, memory that runs out in the middle of the books) costs
+one log entry and at most one load: `mend` puts the books in order, and the thread goes on.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from drafts.base import LoadCancelled
 from edgespec.errors import DraftError
@@ -16,6 +21,8 @@ _log = logging.getLogger(__name__)
 
 Tell = Callable[[str, str, str, float], None]  # kind, draft, reason, begin
 
+_PAUSE = 0.25  # seconds after an unexpected error: if it comes back every time, it must not take a whole core
+
 
 class Jobs:
     """retry_seconds: before the first retry of a load that failed."""
@@ -24,13 +31,46 @@ class Jobs:
         self._books = books
         self._tell = tell
         self._retry_seconds = retry_seconds
+        self._told = False
 
     def take(self) -> Callable[[], None] | None:
         """Wait for a job; None when there will be no more."""
-        job = self._books.next_job()
+        try:
+            job = self._books.next_job()
+        except BaseException as error:
+            self.mend(None, error)
+            return lambda: None
         return None if job is None else lambda: self._do(job)
 
+    def mend(self, job: Job | None, error: BaseException) -> None:
+        """`error` ended `job`, or the choice of one: what is not booked yet has failed, and the loader can go on."""
+        books = self._books
+        with books.lock:
+            booked = job is not None and books.job is not job and not (job.abandoned and job.draft.stuck)
+        if job is not None and not booked:
+            if job.kind in ("load", "evict"):
+                unload(job.draft, unsure=True)
+            job.control.cancel()
+        if not self._told:
+            self._told = True
+            _log.error("the thread that loads drafts met an error and goes on: %s", cause_of(error), exc_info=error)
+        with books.lock:
+            if booked:
+                return
+            others = None if books.job is job else books.job
+            books.schedule.mend(job, error, others, books.clock(), self._retry_seconds)
+            if job is not None:
+                books.done(job)
+            if not books.closing:
+                books.work.wait(_PAUSE)
+
     def _do(self, job: Job) -> None:
+        try:
+            self._work(job)
+        except BaseException as error:
+            self.mend(job, error)
+
+    def _work(self, job: Job) -> None:
         if job.kind == "load":
             self._load(job)
         elif job.kind == "evict":
@@ -54,8 +94,7 @@ class Jobs:
                 raise DraftError(f"draft {record.name} is not there after it was loaded")
         except BaseException as caught:
             error = caught
-            if record.draft.loaded:
-                unload(record)
+            unload(record, unsure=True)
         fresh, now = False, books.clock()
         with books.lock:
             late = job.abandoned or (books.closing and error is None)
@@ -85,8 +124,7 @@ class Jobs:
     def _come_back(self, job: Job) -> None:
         """Nobody waits any more for what was loaded: its thread was given up, or the working set closes."""
         record = job.draft
-        if record.draft.loaded:
-            unload(record)
+        unload(record, unsure=True)
         now = self._books.clock()
         with self._books.lock:
             if job.abandoned:
@@ -108,7 +146,8 @@ class Jobs:
 
     def _rest(self, job: Job) -> None:
         slot = _slot(job)
-        slot.give_up_pages()
+        with suppress(OSError):  # its pages stay then; it is out of service all the same
+            slot.give_up_pages()
         with self._books.lock:
             self._books.schedule.pool.rest(slot)
             self._books.done(job)
@@ -133,10 +172,11 @@ class Jobs:
             self._tell("warm", job.draft.name, job.reason, job.begin)
 
 
-def unload(record: Record) -> None:
-    """Let go of a draft's weights, whatever its code raises."""
+def unload(record: Record, *, unsure: bool = False) -> None:
+    """Let go of a draft's weights, whatever its code raises. unsure: it may have none."""
     try:
-        record.draft.unload()
+        if not unsure or record.draft.loaded:
+            record.draft.unload()
     except Exception:
         _log.exception("draft %s cannot be unloaded", record.name)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from edgespec.memory.loader import Control
-from edgespec.memory.records import Failure, Job, Record, Stamps
+from edgespec.memory.records import Failure, Job, Record, Stamps, cause_of
 from edgespec.memory.slots import SlotPool
 from edgespec.memory.states import Counters, State
 
@@ -216,6 +216,31 @@ class Schedule:
             record.failure = replace(record.failure, due=math.inf)  # until this look comes back
         else:
             self.read_ahead = False  # it would only lose another thread
+
+    def mend(self, job: Job | None, error: BaseException, other: Job | None, now: float, first_wait: float) -> None:
+        """`error` came in the middle of `job` (None: while one was chosen), whose draft was unloaded if it was loaded.
+
+        Afterwards every draft and slot is again where things can go on from. other: the job of another thread.
+        """
+        if job is not None and job.record is not None and job.kind in ("load", "evict"):
+            record = job.record
+            record.stuck = record.dropping = False
+            if job.kind == "load":
+                record.failure = Failure.after(record.failure, error, now, first_wait, ())
+                self.counters.failures += 1
+            self._leave(record, State.FAILED if job.kind == "load" else self.after, cause_of(error), now)
+        for record in self.records.values():
+            if record.stuck or (other is not None and other.record is record):
+                continue
+            record.unloading = False
+            if record.state is State.LOADING:
+                self._leave(record, State.COLD, cause_of(error), now)
+        taken = {record.slot for record in self.records.values()} | {None if other is None else other.slot}
+        self.pool.reclaim([slot for slot in taken if slot is not None])
+
+    def _leave(self, record: Record, state: State, reason: str, now: float) -> None:
+        record.slot = None
+        record.become(state, reason, now)
 
     def came_back(self, job: Job) -> None:
         """The thread that was given up has ended its load, and what it brought is unloaded."""

@@ -8,6 +8,7 @@ out of service while memory is short gives its pages back and keeps its address.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Collection
 from contextlib import suppress
 
 
@@ -76,6 +77,10 @@ class SlotPool:
         if slot in self._free or slot in self._resting:
             raise ValueError(f"slot {slot.index} was free already")
         self._free.add(slot)
+
+    def reclaim(self, taken: Collection[MemorySlot]) -> None:
+        """After an error that may have lost some: free are all in service but those that are really `taken`."""
+        self._free = set(self.slots) - self._resting - set(taken)
 
     def rest(self, slot: MemorySlot) -> None:
         """Take a slot that `take` gave out of service; its pages should have been given up."""

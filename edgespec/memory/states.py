@@ -10,8 +10,8 @@ class State(Enum):
     """Where a draft's weights are.
 
     COLD -> WARM (its files were read ahead) -> LOADING -> RESIDENT -> LEAVING (not offered any more, unloaded when the
-    last lease on it ends) -> COLD or WARM. A load that is called off goes back to where it began; one that fails goes
-    to FAILED, and from there to LOADING again when it is wanted and its wait is over. LEAVING goes back to RESIDENT if
+    last lease on it ends) -> COLD or WARM. A load that is called off ends COLD; one that fails ends FAILED, and goes
+    to LOADING again when it is wanted and its wait is over. LEAVING goes back to RESIDENT if
     the draft is wanted again in time.
     """
 

@@ -21,6 +21,9 @@ from typing import Literal
 
 import psutil
 
+from edgespec.telemetry.system_files import SYSTEM_ROOT as _SYSTEM_ROOT
+from edgespec.telemetry.system_files import text as _read
+
 try:
     import resource
 except ImportError:  # Windows
@@ -28,8 +31,6 @@ except ImportError:  # Windows
 
 Kind = Literal["cpu", "unified", "discrete"]
 DeviceMemory = Callable[[], "tuple[int, int]"]
-
-_SYSTEM_ROOT = Path("/")
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ def is_integrated(root: Path = _SYSTEM_ROOT) -> bool:
     if (root / "etc/nv_tegra_release").exists():
         return True
     compatible = _read(root / "proc/device-tree/compatible") or ""
-    return "nvidia,tegra" in compatible or "Jetson" in device_name(root)
+    if "nvidia,tegra" in compatible or "Jetson" in device_name(root):
+        return True
+    return "tegra" in (_read(root / "proc/sys/kernel/osrelease") or "")  # all that some containers tell
 
 
 def device_name(root: Path = _SYSTEM_ROOT) -> str:
@@ -244,10 +247,3 @@ def _statistic(path: Path, key: str) -> int:
 def _number(path: Path) -> int | None:
     text = (_read(path) or "").strip()
     return int(text) if text.isdigit() else None  # "max" means no limit
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_bytes().decode("utf-8", "replace")
-    except OSError:
-        return None

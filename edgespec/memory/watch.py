@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 
 from edgespec.memory.books import Books
-from edgespec.memory.jobs import Tell
-from edgespec.memory.loader import lower_priority
+from edgespec.memory.jobs import Jobs, Tell
+from edgespec.memory.loader import Loader, lower_priority
 
 _log = logging.getLogger(__name__)
 
@@ -45,23 +45,44 @@ class Watch:
 
 
 class StallGuard:
-    """Gives a job up whose thread hangs, so that another thread can take over.
+    """Gives a job up whose thread hangs, or has ended, so that another thread can take over.
 
     stall_seconds: that a read may take; hang_seconds: that a load may go on without reading or a checkpoint (building
-    a session). restart: starts the other thread.
+    a session). retry_seconds: before the first retry of a load that was given up.
     """
 
     def __init__(
-        self, books: Books, tell: Tell, restart: Callable[[], None], *, stall_seconds: float, hang_seconds: float
+        self,
+        books: Books,
+        tell: Tell,
+        jobs: Jobs,
+        loader: Loader,
+        *,
+        stall_seconds: float,
+        hang_seconds: float,
+        retry_seconds: float,
     ) -> None:
         self._books = books
         self._tell = tell
-        self._restart = restart
+        self._jobs = jobs
+        self._loader = loader
         self._stall_seconds = stall_seconds
         self._hang_seconds = hang_seconds
+        self._retry_seconds = retry_seconds
 
-    def look(self, retry_seconds: float) -> None:
+    def look(self) -> None:
         """Takes the lock."""
+        books, alive = self._books, self._loader.running
+        with books.lock:
+            ended = books.running and not books.closing and not alive
+            job = books.job
+        if ended:
+            self._jobs.mend(job, RuntimeError("the thread that loads drafts has ended"))
+            self._loader.start()
+        else:
+            self._look_for_silence()
+
+    def _look_for_silence(self) -> None:
         books = self._books
         now = books.clock()
         with books.lock:
@@ -76,9 +97,9 @@ class StallGuard:
             if silent <= limit:
                 return
             cause = TimeoutError(f"no answer for {silent:.1f} s")
-            books.schedule.given_up(job, cause, now, retry_seconds)
+            books.schedule.given_up(job, cause, now, self._retry_seconds)
             books.done(job)
         name = job.draft.name
         _log.warning("draft %s: its load hangs (%s); the text goes on without it", name, cause)
         self._tell("stuck", name, str(cause), job.begin)
-        self._restart()
+        self._loader.start()

@@ -45,6 +45,8 @@ __all__ = ["Counters", "DraftState", "Lease", "State", "WorkingSet", "WorkingSet
 
 _log = logging.getLogger(__name__)
 
+_LOOK_AGAIN = 0.1  # seconds: a lease that is forgotten wakes nobody
+
 
 class WorkingSet:
     """K slots for the weights of `drafts`, filled in the background.
@@ -52,10 +54,14 @@ class WorkingSet:
     slots: K. slot_bytes: what one may take, by default what the largest draft does; drafts that need more are FAILED.
     rate: bytes a second that loads may read, None = as fast as it goes. drop_cache: give file pages back after reading
     (where they compete with the weights: unified memory). pressure: when to shrink and grow; None = never.
-    on_event: called with each WorkingSetEvent, from any thread, outside the lock. clock: seconds (a trace wants those
-    of `time.perf_counter`). retry_seconds: before the first retry of a failed load. stall_seconds: after which a read
-    counts as hanging; hang_seconds: a load that does not read. watch_seconds: between two looks of the watching thread,
-    None = there is none, and the owner calls `tick`. close_seconds: that `close` waits for each thing that runs.
+    on_event: called with each WorkingSetEvent, from any thread, outside the lock. on_look: called at each look of the
+    watching thread. clock: seconds (a trace wants those of `time.perf_counter`). retry_seconds: before the first retry
+    of a failed load. stall_seconds: after which a read counts as hanging; hang_seconds: a load that does not read.
+    watch_seconds: between two looks of the watching thread, None = there is none, and the owner calls `tick`.
+    close_seconds: that `close` waits for each thing that runs.
+
+    Raises OSError or MemoryError if the slots cannot be had, RuntimeError if the threads cannot, ValueError for two
+    drafts of one name; nothing is left running then.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class WorkingSet:
         pressure: PressureMonitor | None = None,
         tracer: Tracer | NullTracer = NULL_TRACER,
         on_event: Callable[[WorkingSetEvent], None] | None = None,
+        on_look: Callable[[], None] | None = None,
         clock: Clock = time.perf_counter,
         retry_seconds: float = 30.0,
         stall_seconds: float = 5.0,
@@ -77,7 +84,7 @@ class WorkingSet:
         close_seconds: float = 2.0,
     ) -> None:
         self._tracer, self._on_event, self._clock = tracer, on_event, clock
-        self._retry_seconds, self._close_seconds = retry_seconds, close_seconds
+        self._on_look, self._close_seconds = on_look, close_seconds
         self._pressure, self._drop_cache = pressure, drop_cache
         self._limit = RateLimit(rate, clock)
         sizes = [(draft.slot_bytes, draft.buffer_bytes) for draft in drafts]
@@ -85,16 +92,28 @@ class WorkingSet:
         pool = SlotPool(slots, max((buffer for size, buffer in sizes if size <= room), default=0))
         after = State.COLD if drop_cache else State.WARM
         self._books = Books(Schedule(pool, room, self._control, after), clock)
-        self._loader = Loader(Jobs(self._books, self._tell, retry_seconds).take)
+        jobs = Jobs(self._books, self._tell, retry_seconds)
+        self._loader = Loader(jobs.take)
         self._guard = StallGuard(
-            self._books, self._tell, self._loader.start, stall_seconds=stall_seconds, hang_seconds=hang_seconds
+            self._books,
+            self._tell,
+            jobs,
+            self._loader,
+            stall_seconds=stall_seconds,
+            hang_seconds=hang_seconds,
+            retry_seconds=retry_seconds,
         )
         self._watch = None if watch_seconds is None else Watch(self.tick, watch_seconds)
         self._starting = threading.Lock()
         self._closing = threading.Lock()  # one `close` at a time
         self._started = self._closed = False
         for draft in drafts:
-            self.add(draft)
+            self._enter(draft)
+        try:  # last: whatever is wrong with the rest, no thread is left behind
+            self._start()
+        except BaseException:
+            self.close()
+            raise
 
     # What anybody may read
 
@@ -185,6 +204,10 @@ class WorkingSet:
 
         Raises ValueError for a name that is taken.
         """
+        self._enter(draft)
+        self._start()
+
+    def _enter(self, draft: Loadable) -> None:
         record = Record(draft, self._clock())
         problem = self._too_large(draft)
         if problem:
@@ -195,7 +218,6 @@ class WorkingSet:
             if draft.name in self._books.schedule.records:
                 raise ValueError(f"there is a draft {draft.name} already")
             self._books.schedule.records[draft.name] = record
-        self._start()
 
     def set_capacity(self, capacity: int, reason: str) -> None:
         """Use that many slots from now on (0 to `slots`). Drafts that have to go are unloaded in the background."""
@@ -212,16 +234,19 @@ class WorkingSet:
 
     def tick(self) -> None:
         """Look whether the loader hangs, and whether to shrink or grow. The watching thread does, if there is one."""
-        self._guard.look(self._retry_seconds)
+        if self._on_look is not None:
+            self._on_look()
+        self._guard.look()
         if self._pressure is not None:
             step = self._pressure.check(self._clock(), self.capacity)
             if step is not None:
                 self.set_capacity(step.capacity, step.reason)
 
-    def close(self) -> None:
+    def close(self, patience: float | None = None) -> None:
         """Call off what runs, unload everything and end the threads. Idempotent; waits a bounded time.
 
-        Drafts that a lease still has then are left as they are.
+        Drafts that a lease still has then are left as they are. patience: seconds to wait for leases to end, by default
+        `close_seconds`. If something is raised meanwhile (Ctrl-C), another call does the rest.
         """
         with self._closing:
             if self._closed:
@@ -231,7 +256,7 @@ class WorkingSet:
                 self._watch.close(self._close_seconds)
             if not self._loader.join(self._close_seconds):
                 _log.warning("the thread that loads drafts does not end; the storage seems to hang")
-            if self._unload_all():
+            if self._unload_all(self._close_seconds if patience is None else patience):
                 self._books.schedule.pool.close()
             self._closed = True
 
@@ -260,23 +285,23 @@ class WorkingSet:
     def _start(self) -> None:
         """Threads run from the first draft on, if there are slots at all."""
         with self._starting:
-            if self._started or not self.slots or self._books.closing:
+            if self._started or not self.slots or self._books.closing or not self._books.schedule.records:
                 return
             self._started = self._books.running = True
             self._loader.start()
             if self._watch is not None:
                 self._watch.start()
 
-    def _unload_all(self) -> bool:
-        """At the end: unload what no lease has, after waiting a little for leases to end. Whether all are gone."""
-        deadline, books = time.monotonic() + self._close_seconds, self._books
+    def _unload_all(self, patience: float) -> bool:
+        """At the end: unload what no lease has, after waiting for leases to end. Whether all are gone."""
+        deadline, books = time.monotonic() + patience, self._books
         with books.lock:
             busy = None if books.job is None else books.job.record
             records = books.schedule.records.values()
             held = [each for each in records if each.slot is not None and not each.stuck and each is not busy]
             names = {record.name for record in held}
             while names & books.leased() and time.monotonic() < deadline:
-                books.changed.wait(max(0.0, deadline - time.monotonic()))
+                books.changed.wait(max(0.0, min(deadline - time.monotonic(), _LOOK_AGAIN)))
             leased = books.leased()
             for record in held:
                 record.become(State.COLD, "closed", self._clock())
@@ -284,7 +309,7 @@ class WorkingSet:
             if record.name in leased:
                 _log.warning("draft %s is still in use and stays in memory", record.name)
             else:
-                unload(record)
+                unload(record, unsure=True)
         return not names & leased
 
     def _tell(self, kind: str, draft: str, reason: str, begin: float) -> None:

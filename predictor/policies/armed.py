@@ -160,6 +160,9 @@ class HedgePolicy(_Drawing):
 
     name = "hedge"
 
+    def informed(self) -> bool:
+        return False  # every resident draft guesses along in every round
+
     def _fresh(self) -> None:
         self._hedge = NormalHedge(len(self.drafts))
         self._heard = dict.fromkeys(self.drafts, 0)
@@ -211,7 +214,8 @@ class HedgePolicy(_Drawing):
         self._losses[self.drafts.index(name)] = 1 - (accepted + 1) / (gamma + 1)
 
     def _finish(self) -> None:
-        """The losses of the round before, all of them known by now."""
-        if len(self._losses) > 1:
-            self._hedge.update(self._losses, self._weights)
+        """The losses of the round before, all of them known by now. (Another text's rounds may lie in between.)"""
+        losses = {arm: loss for arm, loss in self._losses.items() if arm in self._weights}
+        if len(losses) > 1:
+            self._hedge.update(losses, self._weights)
         self._losses = {}

@@ -37,6 +37,9 @@ class Policy(Planner, Protocol):
     def preferred(self) -> str | None:
         """The draft with weights that the policy wants most now, resident or not; None = none."""
 
+    def informed(self) -> bool:
+        """Whether it knows enough of drafts that do not run: then only the preferred one reads the text."""
+
 
 class Baseline:
     """What the published policies share: lookup first, one gamma, a draft chosen at scheduling points only.
@@ -71,6 +74,9 @@ class Baseline:
 
     def preferred(self) -> str | None:
         return self._active
+
+    def informed(self) -> bool:
+        return bool(self._ranking)
 
     def seeded(self) -> Planner:
         return FixedPlanner(None, SEEDED_GAMMA)

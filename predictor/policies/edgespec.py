@@ -17,6 +17,7 @@ _ROUND = 0.1  # weight of the newest round in the mean of their seconds
 _READS = 64  # tokens that a newcomer is assumed to have to read
 _AT_HOME = 0.75  # a draft that does that part of what its manifest promises may be in its own domain
 _TRUSTED = 0.3  # share of the ranker below which drafts are tried out as if there were none
+_SURE = 0.8  # and above which those that it does not praise need not read the text
 _TEMPTS = 1.1  # what a draft that was not heard in this text must promise at best, against what is here
 _TEMPTS_FROM_HOME = 1.25  # the same, while the best one here does what it promised
 
@@ -97,6 +98,9 @@ class EdgePolicy(AutoPlanner):
     @property
     def _informed(self) -> bool:
         return bool(self._ranking) and self._trust.share > _TRUSTED
+
+    def informed(self) -> bool:
+        return bool(self._ranking) and self._trust.share > _SURE
 
     def _expect_here(self, name: str) -> None:
         arm, share = self._arm(name, 1), self._trust.share

@@ -65,7 +65,7 @@ class NightjarPolicy(Baseline):
 
     def _switch(self) -> float:
         draft = self._active
-        return 0.0 if draft is None else self.costs.catch_up(draft, self._behind) + self.costs.switch()
+        return 0.0 if draft is None else self.costs.catch_up(draft, self._behind)
 
     def observe(self, observation: Observation) -> None:
         super().observe(observation)

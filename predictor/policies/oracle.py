@@ -29,6 +29,11 @@ class Foresight(Protocol):
     def stretch(self, draft: str | None, gamma: int, rounds: int | None, start: int, *, lookup: bool) -> Stretch:
         """The next `rounds` rounds (None = all) from position `start`, if that draft proposes gamma tokens in each."""
 
+    def best(
+        self, choices: tuple[tuple[str | None, int], ...], rounds: int | None, start: int, *, lookup: bool
+    ) -> tuple[tuple[str | None, int], Stretch]:
+        """The (draft, gamma) whose next `rounds` rounds make most tokens a second, the first of equals."""
+
 
 class _Oracle(Baseline):
     """gamma None: the best one is found, too (0 to gamma_max)."""
@@ -48,16 +53,19 @@ class _Oracle(Baseline):
         self._ahead = ahead
         self._gammas = range(1, gamma_max + 1) if gamma is None else (gamma,)
         self._plain = gamma is None
+        self._choices: dict[tuple[str, ...], tuple[tuple[str | None, int], ...]] = {}
 
     def _best(self, drafts: Sequence[str], rounds: int | None, start: int) -> tuple[str | None, int, Stretch]:
         """The (draft, gamma) that makes most tokens a second of the rounds from `start` on."""
-        choices: list[tuple[str | None, int]] = [(draft, gamma) for draft in drafts for gamma in self._gammas]
-        # Without a draft lookup alone proposes, with the policy's gamma.
-        choices += [(None, gamma) for gamma in self._gammas]
-        if self._plain:
-            choices.append((None, 0))
-        found = [(*choice, self._ahead.stretch(*choice, rounds, start, lookup=self._lookup)) for choice in choices]
-        return max(found, key=lambda choice: choice[2].tokens / choice[2].seconds if choice[2].seconds else 0.0)
+        key = tuple(drafts)
+        choices = self._choices.get(key)
+        if choices is None:
+            made: list[tuple[str | None, int]] = [(draft, gamma) for draft in drafts for gamma in self._gammas]
+            # Without a draft lookup alone proposes, with the policy's gamma.
+            made += [(None, gamma) for gamma in self._gammas]
+            choices = self._choices[key] = (*made, (None, 0)) if self._plain else tuple(made)
+        (draft, gamma), stretch = self._ahead.best(choices, rounds, start, lookup=self._lookup)
+        return draft, gamma, stretch
 
 
 class OracleStatic(_Oracle):

@@ -58,7 +58,10 @@ def train_ranker(
     rest, held_out = split(corpus.texts, HELD_OUT, config.seed)
     training, stopping = split(rest, STOPPING, config.seed + 1)
     if not (training and stopping and held_out):
-        raise ValueError(f"{len(corpus.texts)} texts are too few to train and to judge a ranker; record more")
+        raise ValueError(
+            f"{len(corpus.texts)} texts are too few to train and to judge a ranker: "
+            "record some 10 of every domain at least"
+        )
     progress(f"{len(training)} texts to train on, {len(stopping)} to stop by, {len(held_out)} held out")
     fitted = fit(corpus, training, stopping, config, progress=progress)
     info = _info(corpus, rest, config, fitted, time.monotonic() - begin, command)

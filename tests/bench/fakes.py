@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgespec.bench.contenders import Contender
+from edgespec.bench.peers.base import Contender
 from edgespec.bench.prompts import Prompt
 from edgespec.bench.speed import Plan
 from edgespec.bench.workers import WorkerFailure

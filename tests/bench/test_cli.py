@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.bench import cli, contenders, extras, prompts
-from edgespec.bench.contenders import Contender
 from edgespec.bench.model import PromptEncoder, open_decoder
+from edgespec.bench.peers.base import Contender
 from edgespec.bench.peers.own import Probe
 from edgespec.bench.workers import WorkerFailure
 from edgespec.errors import ConfigError

@@ -36,8 +36,9 @@ def test_answers_memory_and_an_end_on_request():
     assert generate(worker, [3, 4])["token_ids"] == [3, 4, 5, 6, 7]
     assert 5e6 < worker.request("memory")["peak_memory_bytes"] < 2e9
     assert worker.cpu_seconds() > 0
+    assert 5e6 < worker.resident_bytes() < 2e9
     worker.close()
-    assert worker.cpu_seconds() == 0.0
+    assert worker.cpu_seconds() == worker.resident_bytes() == 0
 
 
 def test_an_exception_is_an_error_and_the_worker_goes_on():

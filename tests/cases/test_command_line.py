@@ -182,7 +182,7 @@ def test_b161_no_flag_is_left_out_of_the_table() -> None:
     assert {name for _, where, name, _ in FLAGS if where == "params"} == set(SamplingParams.__dataclass_fields__)
     assert {row.key for row in RuntimeConfig().describe()} - {
         name for _, where, name, _ in FLAGS if where == "engine"
-    } == {"home"}
+    } == {"home", "policy_memory"}
 
 
 @pytest.mark.parametrize("name", ["chat", "demo", "doctor", "config"])

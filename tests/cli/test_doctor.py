@@ -103,7 +103,7 @@ def test_a_model_that_does_not_fit_is_a_failed_check(
 ) -> None:
     from edgespec.memory import topology
 
-    monkeypatch.setattr(topology, "host_available_bytes", lambda: 1000)
+    monkeypatch.setattr(topology, "host_available_bytes", lambda *root: 1000)
     code, checks = report(capsys, "--model", str(write_tiny(tmp_path / "tiny")))
     assert code == 1
     assert "more than is free" in checks["model"]["advice"]

@@ -22,6 +22,15 @@ def test_the_status_line_of_plain_decoding_claims_no_acceptance() -> None:
     assert report.status_line(result("Hi.", [1], "cancelled", None), 5).endswith("stopped by you")
 
 
+def test_the_status_line_tells_energy_and_what_slowed_the_device() -> None:
+    answer = result("Hi there.", [1, 2, 3], "stop", "ngram")
+    answer.stats.energy_joules = 4.5
+    answer.stats.device_notes = ["throttled: the GPU is too hot", "memory low: 120 MiB left"]
+    line = report.status_line(answer, 412_000_000)
+    assert line.endswith("412 MB, 4.5 J, 1.50 J a token, throttled: the GPU is too hot, memory low: 120 MiB left")
+    assert sum(row.startswith("device ") for row in report.details(answer.stats)) == 2
+
+
 @pytest.mark.parametrize(
     ("share", "text"),
     [({}, "none"), ({"plain": 3}, "plain"), ({"plain": 1, "code": 3}, "code 75%, plain 25%")],
@@ -57,7 +66,7 @@ def test_details_show_every_counter_and_fit_a_terminal() -> None:
         "100%, 50%",
         "4: 2",
         "500 MB",
-        "1.5 J",
+        "1.5 J, 0.50 J a token",
     ):
         assert part in text
     assert max(len(line) for line in text.splitlines()) <= 100

@@ -45,6 +45,17 @@ def test_the_others_take_turns_within_their_share() -> None:
     assert 0.02 < seconds / (rounds * 0.015) < 0.045
 
 
+def test_where_a_ranker_speaks_only_the_preferred_one_reads_unless_it_is_away() -> None:
+    catch_up = CatchUp()
+    here = [lagging("a", 300), lagging("b", 4)]
+    for _ in range(100):
+        catch_up.earn(0.015)
+    assert catch_up.choose(here, "b", informed=True) is None
+    assert catch_up.choose(here, "b", informed=False) == Reading("a", PIECE)
+    assert catch_up.choose(here, "away", informed=True) == Reading("a", PIECE)
+    assert catch_up.choose(here, "a", informed=True) == Reading("a", PIECE)
+
+
 def test_what_is_not_spent_does_not_pile_up() -> None:
     catch_up = CatchUp()
     for _ in range(10_000):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drafts import NgramDraft
+from edgespec.decoding.counts import first_of
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation
 from edgespec.results import GenerationStats
@@ -45,6 +46,7 @@ def test_every_counter_of_a_mixed_run(text: list[int]) -> None:
     assert stats.rounds == 12
     assert stats.new_tokens == 21
     assert stats.mean_tokens_per_round == 20 / 12
+    assert stats.round_tokens == [4, 1, 1, 2, 1, 1] * 2
     assert stats.draft_share == {"a": 4, "b": 2, "none": 0, "plain": 6}
     assert stats.gamma_histogram == {3: 2, 2: 3, 0: 5, 1: 2}  # the last plan, none 2, is clipped to 0
     assert (stats.proposed_tokens, stats.accepted_tokens) == (12, 8)
@@ -106,6 +108,17 @@ def test_one_token_and_none(text: list[int]) -> None:
     assert len(target.calls) == calls
     assert draft.calls == []
     assert chat.tokens == before
+
+
+def test_round_tokens_end_where_the_answer_ends(text: list[int]) -> None:
+    chat = session(None, [oracle(text)], 3)
+    answer = text[len(PROMPT) :]
+    place = next(i for i in (2, 3, 5, 6, 7) if answer[i] not in answer[:i])  # not where a block ends anyway
+    cut = run(chat, PROMPT, max_new_tokens=8, stop_token_ids=(answer[place],)).stats
+    assert cut.round_tokens == ([4, place - 4] if place > 4 else [place])
+    assert first_of([4, 4, 4], 6) == [4, 2]  # as when a stop string takes tokens back
+    assert first_of([4, 4], 0) == []
+    assert first_of([2], 5) == [2]
 
 
 def test_statistics_can_be_read_while_it_runs(text: list[int]) -> None:

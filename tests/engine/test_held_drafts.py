@@ -192,20 +192,6 @@ def test_a_ranker_that_hangs_keeps_nobody_waiting(target: Path) -> None:
         release.set()
 
 
-@pytest.mark.parametrize("method", ["begin", "hold", "interval", "preferred", "rank"])
-def test_a_policy_that_fails_costs_no_text(
-    target: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str
-) -> None:
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError("surprise")
-
-    with caplog.at_level(logging.WARNING), load(target, resident=2, gamma="auto") as engine:
-        _with_ranker(engine, _Ranker([dict.fromkeys(NAMES, 0.5)]))
-        monkeypatch.setattr(engine._held.policy, method, broken)
-        assert engine.generate(QUESTION, LONG).token_ids == plain(engine, QUESTION, LONG)
-    assert sum("steering it failed" in record.getMessage() for record in caplog.records) == 1
-
-
 def test_interruption_in_the_middle_of_steering_is_safe(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with load(target, resident=2, gamma="auto") as engine:
         expected = plain(engine, QUESTION, LONG)

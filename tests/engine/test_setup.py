@@ -113,13 +113,15 @@ def test_drafts_get_names_of_their_own(folder, tmp_path):
         assert set(engine.drafts.values()) == {"active"}
 
 
-def test_a_seed_keeps_to_the_chosen_draft(engine):
+@pytest.mark.parametrize("chosen", ["ngram", "target"])
+def test_a_seed_keeps_to_the_chosen_draft_unless_memory_decides_whether_it_is_there(engine, chosen):
     engine.gamma = "auto"
-    engine.use_draft("target")
-    params = SamplingParams(max_new_tokens=12, temperature=0.5, seed=1, ignore_eos=True)
+    engine.use_draft(chosen)
+    words = {"logit_bias": {7: 100.0}}  # a text that lookup can go on with
+    params = SamplingParams(max_new_tokens=24, temperature=0.5, seed=1, ignore_eos=True, **words)
     share = engine.generate(QUESTION, params).stats.draft_share
-    assert share["target"] > 0
-    assert share["ngram"] == 0
+    assert (share["ngram"] > 0) == (chosen == "ngram")
+    assert share["target"] == 0
 
 
 @pytest.mark.parametrize("context", [4, 12, 64, 70])

@@ -54,7 +54,7 @@ def world(verify: Mapping[int, float] = FLAT, *, load: float = 0.08, capacity: i
     return World(NAMES, costs, capacity, **{"resident": NAMES[:capacity], "prefill": verify[1] / 12} | more)  # type: ignore[arg-type]
 
 
-def knows(trace: TextTrace, position: int) -> Mapping[str, float]:
+def knows(trace: TextTrace, position: int, seen: Mapping[str, float]) -> Mapping[str, float]:
     """A ranker that is right."""
     return DOMAINS[trace.domain]
 

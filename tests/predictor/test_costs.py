@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 
 import pytest
 
+import predictor.costs as costs_module
 from predictor import CostTable
 
 MEASURED = {1: 9.0e-3, 2: 12.0e-3, 4: 17.2e-3, 8: 28.4e-3}
@@ -152,20 +154,12 @@ def test_catch_up_is_priced_by_token() -> None:
     assert table.catch_up("a", 10) == pytest.approx(0.05)
 
 
-def test_a_switch_is_free_until_measured() -> None:
-    table = CostTable({1: 1.0})
-    assert table.switch() == 0.0
-    for seconds in (0.2, 0.1, 0.3):
-        table.observe_switch(seconds)
-    assert table.switch() == 0.2
-
-
 def test_loads_are_saved_and_older_files_read() -> None:
-    table = CostTable(MEASURED, {"a": 0.001}, loads={"a": 0.1}, catch_up={"a": 1e-5}, switch=1e-3)
+    table = CostTable(MEASURED, {"a": 0.001}, loads={"a": 0.1}, catch_up={"a": 1e-5})
     data = json.loads(json.dumps(table.to_json()))
     again = CostTable.from_json(data)
     assert again.to_json() == data
-    assert (again.load("a"), again.catch_up("a", 100), again.switch()) == (0.1, pytest.approx(1e-3), 1e-3)
+    assert (again.load("a"), again.catch_up("a", 100)) == (0.1, pytest.approx(1e-3))
     older = CostTable.from_json({"verify": data["verify"], "drafts": data["drafts"]})
     assert older.to_json().keys() == {"verify", "drafts"}
 
@@ -179,8 +173,6 @@ def test_loads_are_saved_and_older_files_read() -> None:
         {"loads": 3},
         {"catch_up": {"a": "slow"}},
         {"catch_up": {"a": math.inf}},
-        {"switch": -1.0},
-        {"switch": []},
     ],
 )
 def test_damaged_loads_are_refused(more: dict[str, object]) -> None:
@@ -195,3 +187,21 @@ def test_a_sample_as_expected_keeps_the_curve_and_another_does_not() -> None:
     assert list(table.curve(9)) == before
     table.observe_verify(4, 2 * MEASURED[4])
     assert table.curve(9)[3] > before[3]
+
+
+def test_threads_may_read_a_table_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample that comes while the curve is worked out is taken in after it."""
+    table = CostTable({1: 1.0, 2: 2.0})
+    sampling = threading.Thread(target=table.observe_verify, args=(1, 1.5))
+    interpolated = costs_module._interpolated
+
+    def interrupted(points: list[tuple[int, float]], width: int) -> float:
+        if width == 2 and sampling.ident is None:
+            sampling.start()
+            sampling.join(0.05)
+        return interpolated(points, width)
+
+    monkeypatch.setattr(costs_module, "_interpolated", interrupted)
+    assert table.curve(3)[:3] == [1.0, 2.0, 3.0]
+    sampling.join()
+    assert table.verify(1) > 1.0

@@ -21,6 +21,9 @@ class NoFuture:
     def stretch(self, *_: Any, **__: Any) -> Stretch:
         return Stretch(1, 1.0, 2)
 
+    def best(self, choices: Any, *_: Any, **__: Any) -> tuple[tuple[str | None, int], Stretch]:
+        return choices[0], Stretch(1, 1.0, 2)
+
 
 def policy(spec: str, drafts: tuple[str, ...] = NAMES, capacity: int = 2, **more: Any) -> Policy:
     costs = CostTable(COSTS, dict.fromkeys(drafts, 0.05))

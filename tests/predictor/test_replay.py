@@ -208,3 +208,56 @@ def test_foresight_is_what_then_happens() -> None:
     outcome = run_of.outcome
     assert policy.foreseen.tokens == outcome.tokens
     assert policy.foreseen.seconds == pytest.approx(outcome.seconds - outcome.catch_up_seconds)
+
+
+def test_free_drafts_run_only_where_they_have_something_to_go_on() -> None:
+    at = World(("a", "words"), COSTS, resident=("a",), free=frozenset({"words"}))
+    trace = small(levels={"words": np.array([0, 0, 3] + [0] * 6, U8)}, accepts=np.full((2, 9), 1, U8))
+    seen: list[Observation] = []
+    outcome = static("words@1", trace, at, seen)
+    assert [(o.draft, o.level) for o in seen][:2] == [(None, 0), (None, 0)]
+    assert (seen[2].draft, seen[2].level) == ("words", 3)
+    assert outcome.share["words"] == 1
+    with pytest.raises(ValueError, match="levels"):
+        small(levels={"words": np.zeros(3, U8)})
+
+
+def test_a_block_ends_where_the_draft_offered_nothing() -> None:
+    confidences = np.full((2, 9, 8), 255, U8)
+    confidences[0, :, 2:] = 0
+    seen: list[Observation] = []
+    static("a@4", small(confidences=confidences), device(), seen)
+    assert {(o.drafted, o.asked) for o in seen if o.draft and o.asked == 4} == {(2, 4)}
+
+
+def test_rankings_are_told_what_was_seen_and_when_they_are_asked() -> None:
+    asked: list[tuple[int, dict[str, float]]] = []
+
+    def ranks(trace: TextTrace, position: int, seen: Any) -> dict[str, float]:
+        asked.append((position, dict(seen)))
+        return {"a": 0.5, "b": 0.4}
+
+    def positions(**more: Any) -> list[int]:
+        asked.clear()
+        replay(lambda costs, _: StaticPolicy(costs, ("a", "b"), "a", 1, lookup=False), [small()], device(**more), ranks)
+        return [position for position, _ in asked]
+
+    # One right, one wrong, ...: 2 0 4 -> from 1 known token to 3, 5, 6.
+    assert positions(interval=1, rank_after_prefill=False)[:3] == [0, 3, 5]
+    assert asked[1][1] == {"a": 1.0}
+    assert positions(interval=1)[:3] == [0, 1, 3]
+    assert len(positions(interval=1)) > len(positions(interval=3))
+
+
+def test_without_prefetching_only_what_is_wanted_most_is_loaded() -> None:
+    class Wants(StaticPolicy):
+        def hold(self, view: Any) -> Holding | None:
+            return Holding(("a", "b"), "")
+
+    def loads(**more: Any) -> int:
+        at = device(resident=(), capacity=2, prefill=1.0, **more)
+        trace = small(accepts=np.zeros((2, 9), U8))
+        return replay(lambda costs, _: Wants(costs, ("a", "b"), "a", 1), [trace], at).loads
+
+    assert loads() == 2
+    assert loads(prefetch=False) == 1

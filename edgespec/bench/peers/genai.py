@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,8 +92,8 @@ class GenaiPeer:
         """Build and keep the graph."""
         build_graph(Path(model))
 
-    def generate(self, ids: list[int], new_tokens: int) -> dict[str, Any]:
-        """Greedy answer to token ids; a minimum length keeps it from ending early."""
+    def generate(self, ids: list[int], new_tokens: int, eos_ids: Sequence[int] = ()) -> dict[str, Any]:
+        """Greedy answer to token ids, up to a token of `eos_ids`; a minimum length keeps it from ending on its own."""
         length = len(ids) + new_tokens
         params = self._genai.GeneratorParams(self._model)
         params.set_search_options(max_length=length, min_length=length, do_sample=False)
@@ -104,4 +105,6 @@ class GenaiPeer:
             generator.generate_next_token()
             recorder.emit()
             answer.append(int(generator.get_next_tokens()[0]))
+            if answer[-1] in eos_ids:
+                break
         return recorder.reply(answer)

@@ -1,12 +1,13 @@
-"""transformers as a contender: float32 `generate`, plain or with prompt lookup, on the same dequantised weights."""
+"""transformers as a contender, float32 on the same dequantised weights: plain, with prompt lookup, or assisted."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.bench.peers.base import Recorder
-from edgespec.errors import ModelError
+from edgespec.errors import ConfigError, DraftError, ModelError
 
 if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec, RopeSpec
@@ -102,6 +103,26 @@ def build_model(path: Path) -> Any:
     return model.eval()
 
 
+def load_assistant(folder: Path, target: Path) -> Any:
+    """The checkpoint in `folder` as transformers loads it, float32. ConfigError unless its ids mean the target's."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from edgespec.models.tokenizer import compare_vocabularies, load_tokenizer
+
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"the assistant {folder} is no Hugging Face checkpoint (no config.json); "
+            "'edgespec drafts export --format hf' makes one of a standalone draft."
+        )
+    try:
+        compare_vocabularies(load_tokenizer(target), load_tokenizer(folder))
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    except (DraftError, ModelError, OSError, ValueError) as error:
+        raise ConfigError(f"the assistant {folder} cannot be used: {error}") from error
+    return model.eval()
+
+
 class _TokenClock:
     """transformers' streamer: the first call brings the prompt, each later one the tokens of a step."""
 
@@ -119,20 +140,27 @@ class _TokenClock:
 
 
 class TransformersPeer:
-    """`generate` of transformers, greedy; `lookup` > 0 turns on its prompt lookup with that many tokens."""
+    """`generate` of transformers, greedy.
 
-    def __init__(self, model: str, threads: int, lookup: int = 0) -> None:
+    lookup: > 0 turns on its prompt lookup with that many tokens. assistant: folder of a checkpoint that drafts for it
+    (assisted generation, everything else as transformers has it by default).
+    """
+
+    def __init__(self, model: str, threads: int, lookup: int = 0, assistant: str | None = None) -> None:
         import torch
 
         torch.set_num_threads(threads)
-        self._lookup = {"prompt_lookup_num_tokens": lookup} if lookup else {}
+        self._drafting: dict[str, Any] = {"prompt_lookup_num_tokens": lookup} if lookup else {}
+        if assistant is not None:
+            self._drafting["assistant_model"] = load_assistant(Path(assistant), Path(model))
         self._model = build_model(Path(model))
 
-    def generate(self, ids: list[int], new_tokens: int) -> dict[str, Any]:
-        """Greedy answer to token ids; end tokens are ignored."""
+    def generate(self, ids: list[int], new_tokens: int, eos_ids: Sequence[int] = ()) -> dict[str, Any]:
+        """Greedy answer to token ids, up to a token of `eos_ids`."""
         import torch
 
         prompt = torch.tensor([ids])
+        ends = {"eos_token_id": list(eos_ids)} if eos_ids else {}
         recorder = Recorder()
         with torch.inference_mode():
             output = self._model.generate(
@@ -142,6 +170,7 @@ class TransformersPeer:
                 do_sample=False,
                 pad_token_id=0,
                 streamer=_TokenClock(recorder),
-                **self._lookup,
+                **ends,
+                **self._drafting,
             )
-        return recorder.reply(output[0, len(ids) :].tolist())
+        return recorder.reply(output[0, len(ids) :].tolist(), recorder.rounds() if self._drafting else None)

@@ -29,9 +29,9 @@ class EdgespecPeer:
         """Build and cache the graph, so that the timed process starts from the cache as a second start does."""
         EdgespecPeer(model, threads, weight_format, draft).close()
 
-    def generate(self, ids: list[int], new_tokens: int) -> dict[str, Any]:
-        """Greedy answer to token ids; end tokens are ignored."""
-        params = dataclasses.replace(self._params, max_new_tokens=new_tokens)
+    def generate(self, ids: list[int], new_tokens: int, temperature: float = 0.0) -> dict[str, Any]:
+        """Answer to token ids; greedy, and end tokens are ignored, unless this was made otherwise."""
+        params = dataclasses.replace(self._params, max_new_tokens=new_tokens, temperature=temperature)
         recorder = Recorder()
         result = self._engine.generate(ids, params, on_delta=lambda delta: recorder.emit(len(delta.token_ids)))
         if result.stats.reused_tokens:

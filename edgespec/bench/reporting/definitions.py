@@ -1,0 +1,41 @@
+"""What the figures of a report mean; stands in every report, so that a number never travels without its definition."""
+
+DEFINITIONS = {
+    "plain": "the target without any draft, in the same engine with the same weights, run question by question in turn "
+    "with the other arms",
+    "decode speed": "tokens after the first emission / seconds from the first to the last emission, summed over "
+    "questions; the prompt's reading is not in it, nor are tokens that came with the first emission",
+    "x plain": "decode speed of the arm / decode speed of plain, over the same questions; plain is the one that ran in "
+    "the same group, because arms that do not fit into memory together run in groups with a plain arm each",
+    "questions that count": "those that both the arm and plain answered in the same turns; a question with an error in "
+    "any turn or repeat of either is left out of both, and shown. Of several repeats, the median of each question "
+    "counts",
+    "95% interval": "bootstrap over questions (4000 resamples, the same ones for every arm): what other questions of "
+    "this kind would have given; none below 2 questions",
+    "task": "Spec-Bench's: mt-bench (writing, roleplay, reasoning, math, coding, extraction, stem, humanities), "
+    "translation, summarization, qa, math_reasoning, rag; any other category is a task of its own",
+    "whole turn": "all tokens / seconds from the prompt to the end, the prompt's reading included; as a ratio to plain",
+    "first token": "median seconds from handing over the prompt to the first token of any kind",
+    "prefill": "prompt tokens / seconds to the first token",
+    "tokens per round": "tokens emitted by each target forward after the prompt's, the target's own (corrected or "
+    "bonus) token included",
+    "acceptance": "accepted / proposed draft tokens; by position: share accepted of the proposals that reached that "
+    "place of their block",
+    "draft share": "rounds by the draft that proposed; plain = none did",
+    "fallback": "share of rounds in which the draft that the policy wanted most was not in memory, or proposed nothing",
+    "loads": "drafts that became resident while answers were made; hidden seconds passed beside rounds, in exposed "
+    "ones rounds waited",
+    "planning": "seconds on the decoding thread spent on choosing draft and length, learning and features / decode "
+    "seconds; the ranker's seconds pass in a thread of its own",
+    "catch-up": "seconds in which drafts read what they had missed of the text",
+    "equal texts": "answers equal to plain's, token by token, of those that had the same prompt (a second turn has "
+    "plain's prompt only if the first was equal); every repeat counts. A near tie is a difference where the target's "
+    "two best logits and those of the two tokens lie within what rounding explains (0.001 in float32, 0.5 in 8 bits "
+    "and the file's blocks). Other engines promise no equal text",
+    "errors": "answers that failed; never in a time",
+    "peak memory": "highest resident bytes of the arm's own process",
+    "regret": "decode seconds above the best policy of each question in hindsight, added up; every arm is charged for "
+    "plain's tokens at its own speed relative to the plain beside it. The best of many noisy times flatters the best: "
+    "with one repeat an arm that is always as good as the best still shows some",
+    "disturbance": "share of the machine's processors that other processes took meanwhile",
+}

@@ -1,0 +1,179 @@
+"""From run folders to the report's document: every figure that is shown anywhere, as JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from edgespec.bench.reporting import merge
+from edgespec.bench.reporting.answers import PLAIN, Answers, Comparison, Part
+from edgespec.bench.reporting.counters import counters, draft_counts, parts_exceed_total
+from edgespec.bench.reporting.definitions import DEFINITIONS
+from edgespec.bench.reporting.equality import equality, unstable
+from edgespec.bench.reporting.ratios import Ratios, least, whole
+from edgespec.bench.reporting.series import by_question, memory, regret
+from edgespec.bench.reporting.timeline import timelines
+from edgespec.bench.specbench.folder import RunFolder
+from edgespec.bench.summary import BUSY_SHARE, STALE_PROMPT_FACTOR
+
+FORMAT = 1
+
+
+def figures(folders: Sequence[RunFolder]) -> dict[str, Any]:
+    """The document of these runs: settings, runs, definitions, and one part for each comparison.
+
+    Raises ConfigError if the folders do not belong together, or a record holds what cannot be.
+    """
+    parts = merge.parts(folders)
+    place = {id(run): number for number, run in enumerate(folders)}
+    return {
+        "format": FORMAT,
+        "settings": {name: value for name, value in folders[0].settings.items() if name != "shard"},
+        "runs": [_run(run) for run in folders],
+        "definitions": DEFINITIONS,
+        "parts": [part_figures(part, [place[id(run)] for run in part.runs]) for part in parts],
+    }
+
+
+def _run(run: RunFolder) -> dict[str, Any]:
+    return {
+        "folder": run.path.name,
+        "machine": run.machine,
+        "command": run.command,
+        "started": run.started,
+        "version": run.version,
+        "shard": run.settings.get("shard"),
+        "questions": run.questions,
+        "finished": run.finished,
+        "skipped": run.skipped,
+    }
+
+
+def part_figures(part: Part, runs: Sequence[int]) -> dict[str, Any]:
+    """All figures of one comparison. runs: which of the document's."""
+    comparisons = {name: part.compare(name) for name in part.arms}
+    ratios = Ratios(part)
+    return {
+        "machine": part.runs[0].machine,
+        "runs": list(runs),
+        "questions": len(part.questions),
+        "by_task": _count(part, "task"),
+        "by_category": _count(part, "category"),
+        "by_domain": _count(part, "domain"),
+        "arms": {name: arm_figures(part, arm, comparisons[name], ratios) for name, arm in part.arms.items()},
+        "regret": regret(part, comparisons),
+        "memory": memory(part),
+        "time_lines": timelines(part),
+        "by_question": by_question(part, comparisons),
+        "warnings": _part_warnings(part, comparisons),
+    }
+
+
+def _count(part: Part, kind: str) -> dict[str, int]:
+    return {name: sum(getattr(q, kind) == name for q in part.questions) for name in part.names(kind)}
+
+
+def arm_figures(part: Part, arm: Answers, comparison: Comparison, ratios: Ratios) -> dict[str, Any]:
+    """Everything about one arm. Its counters are over the turns that count, every repeat."""
+    records = comparison.records()
+    failures = [r for r in arm.records if r.error is not None]
+    by_task = ratios.by(comparison, "task")
+    domains = part.names("domain")
+    return {
+        "kind": arm.info.kind,
+        "status": arm.info.status,
+        "message": arm.info.message,
+        "weights": arm.info.weights,
+        "speedup": ratios.of(comparison),
+        "whole_turn": ratios.of(comparison, amounts=whole),
+        "by_task": by_task,
+        "by_category": ratios.by(comparison, "category"),
+        "least_task": least(by_task),
+        "questions": {
+            "counted": len(comparison.pairs),
+            "failed": sorted(comparison.failed),
+            "plain_failed": sorted(comparison.plain_failed - comparison.failed),
+            "missing": len(comparison.missing - comparison.failed - comparison.plain_failed),
+        },
+        "answers": len(records),
+        "errors": [
+            {"question": r.question_id, "category": r.category, "repeat": r.repeat, "turn": r.turn, "message": r.error}
+            for r in failures
+        ],
+        **counters(records),
+        "by_domain": {domain: _domain([r for r in records if r.domain == domain]) for domain in domains},
+        "peak_memory_bytes": arm.info.peak_memory_bytes or max((r.rss_bytes for r in arm.records), default=0) or None,
+        "equality": equality(part, arm.name),
+        "warnings": _warnings(arm, comparison, sampled=float(part.runs[0].settings.get("temperature") or 0) > 0),
+    }
+
+
+def _domain(records: Sequence[Any]) -> dict[str, Any]:
+    told = counters(records)
+    drafts = draft_counts(records)
+    total = sum(drafts.values())
+    return {
+        "acceptance_rate": told.get("acceptance_rate"),
+        "tokens_per_round": told["tokens_per_round"],
+        "draft_share": {name: count / total for name, count in drafts.items()},
+    }
+
+
+def _warnings(arm: Answers, comparison: Comparison, *, sampled: bool) -> list[str]:
+    """What makes an arm's figures doubtful."""
+    found = []
+    busy = [r for r in arm.records if (r.disturbance or 0.0) > BUSY_SHARE]
+    if busy:
+        share = f"{len(busy)} of {len(arm.records)} answers"
+        found.append(f"other processes used more than {BUSY_SHARE:.0%} of the machine in {share}")
+    broken = sum(parts_exceed_total(record) for record in arm.records if record.error is None)
+    if broken:
+        found.append(f"in {broken} answers the parts of the time add up to more than the whole")
+    drift = _later_over_first(comparison)
+    if drift is not None and drift > STALE_PROMPT_FACTOR:
+        found.append(f"the last repeat ran {drift:.2f} times as fast as the first: it is warmed up, or it remembers")
+    changed = [] if sampled else unstable(arm)
+    if changed:
+        found.append(f"the answer to {len(changed)} questions changed from one repeat to another: {_some(changed)}")
+    if comparison.missing and arm.info.status == "ok" and arm.records:
+        found.append(f"{len(comparison.missing)} questions are not answered (yet), by this arm or by plain")
+    return found
+
+
+def _later_over_first(comparison: Comparison) -> float | None:
+    """Decode speed of the last repeat / of the first, over questions that have several."""
+    first, last = [0.0, 0.0], [0.0, 0.0]
+    for pairs in comparison.pairs.values():
+        by_repeat = {pair.arm[0].repeat: pair.arm for pair in pairs}
+        if len(by_repeat) > 1:
+            for total, turns in ((first, by_repeat[min(by_repeat)]), (last, by_repeat[max(by_repeat)])):
+                total[0] += sum(r.decode_tokens for r in turns)
+                total[1] += sum(r.decode_s for r in turns)
+    if not first[0] or not last[1]:
+        return None
+    return (last[0] / last[1]) / (first[0] / first[1])
+
+
+def _part_warnings(part: Part, comparisons: dict[str, Comparison]) -> list[str]:
+    found = []
+    unfinished = [run.path.name for run in part.runs if not run.finished]
+    if unfinished:
+        found.append(f"not finished, --resume goes on with it: {', '.join(unfinished)}")
+    versions = {run.version for run in part.runs}
+    if len(versions) > 1:
+        found.append(f"the runs are of several versions of edgespec: {', '.join(sorted(versions))}")
+    if len({merge.machine_key(run.machine) for run in part.runs}) > 1:
+        found.append("the runs are of different machines: ratios pair arms of one machine, tokens a second mix them")
+    skipped = sum(len(run.skipped) for run in part.runs)
+    if skipped:
+        found.append(f"{skipped} lines of the question files were skipped (see the runs)")
+    sets = {frozenset(c.pairs) for name, c in comparisons.items() if c.pairs and name != PLAIN}
+    if len(sets) > 1:
+        found.append("not every arm has the same questions: each can be compared with plain, less well with each other")
+    if PLAIN not in part.arms or not comparisons[PLAIN].pairs:
+        found.append("there is no answer of plain, so that there is nothing to compare with")
+    return found
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (" ..." if len(names) > most else "")

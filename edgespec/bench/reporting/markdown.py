@@ -1,0 +1,47 @@
+"""The report as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from edgespec.bench.reporting import tables
+from edgespec.bench.reporting.pictures import leading
+from edgespec.bench.reporting.tables import Table
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#!~&$])")
+
+
+def escape(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def markdown(document: Mapping[str, Any], title: str) -> str:
+    """The whole report."""
+    blocks = [f"# {escape(title)}", escape(tables.conditions(document))]
+    for part in document["parts"]:
+        if len(document["parts"]) > 1:
+            blocks.append(f"## {escape(tables.machine(part['machine']))}")
+        else:
+            blocks.append(f"Measured on: {escape(tables.machine(part['machine']))}.")
+        sentence = tables.headline(part, leading(part["arms"]))
+        if sentence:
+            blocks.append(f"**{escape(sentence)}**")
+        warnings = tables.warnings(part)
+        if warnings:
+            blocks.append("Mind:\n\n" + "\n".join(f"- {escape(text)}" for text in warnings))
+        blocks += [_table(table) for table in tables.part_tables(part)]
+    blocks.append("## What the figures mean")
+    blocks.append("\n".join(f"- **{escape(name)}**: {escape(text)}" for name, text in document["definitions"].items()))
+    others = (tables.settings(document), tables.runs(document), tables.skipped(document))
+    blocks += [_table(table) for table in others if table.rows]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _table(table: Table) -> str:
+    rows = [table.columns, ["---"] * len(table.columns), *table.rows]
+    lines = ["| " + " | ".join(cell if cell == "---" else escape(cell) for cell in row) + " |" for row in rows]
+    note = [f"\n{escape(table.note)}"] if table.note else []
+    return "\n".join([f"### {escape(table.title)}\n", *lines, *note])

@@ -1,0 +1,160 @@
+"""The report's pictures along a run: a time line, regret, memory. Call inside `style.drawing()`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgespec.bench.reporting import style
+from edgespec.bench.reporting.answers import PLAIN
+from edgespec.bench.reporting.pictures import Picture, fixed, leading
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_LABELLED = len(style.SERIES)  # lines with a colour and a name of their own
+_ROW = 0.27  # inches of a draft on the time line
+_OFF = 2.5  # plain's regret is left out of the picture where it is so many times the next one
+
+
+def time_lines(part: Mapping[str, Any]) -> Iterator[Picture]:
+    """The stretch of the leading policy, or of the first that has one."""
+    known = part["time_lines"]
+    name = leading(part["arms"])
+    if name not in known:
+        name = next(iter(known), None)
+    if name is None:
+        return
+    stretch = known[name]
+    rows = _rows(stretch)
+    height = 0.22 + _ROW * len(rows) + 0.4
+    figure = style.figure(height)
+    axes = style.axes(figure, left=style.label_width([_shown(row) for row in rows]), right=0.08, top=0.22, bottom=0.4)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(0, stretch["seconds"] or 1.0)
+    axes.set_yticks(range(len(rows)), [_shown(row) for row in rows])
+    axes.set_xlabel("seconds")
+    axes.spines[:].set_visible(False)
+    _answers(axes, stretch, len(rows))
+    _working_set(axes, stretch, rows)
+    _rounds(axes, stretch, rows)
+    yield Picture(
+        "time-line",
+        f"A stretch of {name}: which draft ran, what was in memory, what was loaded",
+        "Light bar: the draft is in memory; hatched: it is being loaded, beside the rounds. Blue: a round in which "
+        "some of its tokens were accepted; orange: none were; grey: no draft proposed. Numbers: answers, with their "
+        "domains; their first, empty part is the reading of the prompt. What passed between answers is cut out.",
+        figure,
+    )
+
+
+def _rows(stretch: Mapping[str, Any]) -> list[str]:
+    """Drafts with weights as they come, then lookup, then plain."""
+    spans = stretch["resident"]
+    drafts = [load[3] for load in stretch["loads"] if load[2] == "load"] + [r[2] for r in stretch["rounds"] if r[2]]
+    names = sorted((n for n in spans if spans[n] and n != "ngram"), key=lambda n: spans[n][0][0])
+    names = list(dict.fromkeys([*names, *(draft for draft in drafts if draft != "ngram")]))
+    free = [name for name in ("ngram",) if name in drafts]
+    return [*names, *free, PLAIN]
+
+
+def _shown(row: str) -> str:
+    return "lookup" if row == "ngram" else style.shortened(row, 16)
+
+
+def _answers(axes: Axes, stretch: Mapping[str, Any], rows: int) -> None:
+    inches, _ = style.size(axes)
+    for number, (begin, end, label) in enumerate(stretch["answers"]):
+        axes.axvline(begin, color=style.GRID, linewidth=1.0, zorder=0)
+        room = int((end - begin) / (stretch["seconds"] or 1.0) * inches / style.CHARACTER) - 3
+        text = (
+            f"{number + 1} {style.shortened(label, room)}" if label and room >= min(4, len(label)) else f"{number + 1}"
+        )
+        axes.annotate(text, (begin, -0.5), (2, 3), textcoords="offset points", fontsize=style.SMALL, color=style.MUTED)
+
+
+def _working_set(axes: Axes, stretch: Mapping[str, Any], rows: Sequence[str]) -> None:
+    for draft, spans in stretch["resident"].items():
+        if draft in rows and draft != "ngram":
+            for begin, end in spans:
+                axes.broken_barh(
+                    [(begin, end - begin)], (rows.index(draft) - 0.42, 0.84), color=style.GRID, linewidth=0
+                )
+    for begin, end, kind, draft, _ in stretch["loads"]:
+        if kind == "load" and draft in rows:
+            axes.broken_barh(
+                [(begin, end - begin)], (rows.index(draft) - 0.42, 0.84), facecolor="none", hatch="//////",
+                edgecolor=style.SERIES[1], linewidth=0.8,
+            )  # fmt: skip
+
+
+def _rounds(axes: Axes, stretch: Mapping[str, Any], rows: Sequence[str]) -> None:
+    bars: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for begin, end, draft, _, accepted in stretch["rounds"]:
+        colour = style.MUTED if draft is None else style.SERIES[0] if accepted else style.SERIES[4]
+        bars.setdefault((draft or PLAIN, colour), []).append((begin, end - begin))
+    for (row, colour), spans in bars.items():
+        axes.broken_barh(spans, (rows.index(row) - 0.26, 0.52), color=colour, linewidth=0)
+
+
+def regret(part: Mapping[str, Any]) -> Iterator[Picture]:
+    """One line a policy; plain only where it does not flatten the others."""
+    found = part["regret"]
+    if found is None or len(found["questions"]) < 2:
+        return
+    arms = dict(found["arms"])
+    plain = arms.pop(PLAIN)
+    off = plain[-1] > _OFF * max(line[-1] for line in arms.values())
+    if not off:
+        arms[PLAIN] = plain
+    caption = (
+        "Seconds of decoding lost to the best policy of each question, added up; lower is better. "
+        f"Plain decoding took {found['plain_seconds']:.3g} s"
+    )
+    caption += f" and lost {plain[-1]:.3g} s, beyond the picture." if off else "."
+    figure = style.figure(2.8)
+    axes = style.axes(figure, left=0.4, right=1.45, top=0.27, bottom=0.4)
+    _lines(axes, {name: list(enumerate([0.0, *line])) for name, line in arms.items()}, part, "{:.3g} s")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("questions")
+    axes.set_title("seconds", loc="left", color=style.MUTED)
+    yield Picture("regret", "Regret over the questions", caption, figure)
+
+
+def memory(part: Mapping[str, Any]) -> Iterator[Picture]:
+    """One line an arm, over the answers it gave."""
+    known = {name: values for name, values in part["memory"].items() if len(values) > 1}
+    if not known:
+        return
+    figure = style.figure(2.8)
+    axes = style.axes(figure, left=0.4, right=1.45, top=0.27, bottom=0.4)
+    lines = {name: [(i + 1, value / 2**20) for i, value in enumerate(values)] for name, values in known.items()}
+    _lines(axes, lines, part, "{:.0f}")
+    axes.set_xlabel("questions run, repeats included")
+    axes.set_title("MiB", loc="left", color=style.MUTED)
+    caption = "Resident memory of each arm's own process after each question. The axis does not begin at 0."
+    yield Picture("memory", "Memory over time", caption, figure)
+
+
+def _lines(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], part: Mapping[str, Any], form: str) -> None:
+    """Lines with their names and last values at the right; the least interesting ones thin, grey and nameless."""
+    arms = part["arms"]
+    named = sorted(
+        lines,
+        key=lambda name: (name != leading(arms), fixed(name), arms[name]["kind"] == "peer", lines[name][-1][1]),
+    )[:_LABELLED]
+    ends: dict[str, tuple[float, str]] = {}
+    for name in sorted(lines, key=lambda name: name in named):
+        xs, ys = zip(*lines[name])
+        if name not in named:
+            axes.plot(xs, ys, color=style.MUTED, linewidth=0.7, alpha=0.6)
+            continue
+        place = named.index(name)
+        colour = style.SERIES[place]
+        dash = style.DASHES[place]
+        axes.plot(xs, ys, color=colour, linestyle=dash, linewidth=2.0 if place == 0 else 1.4)
+        ends[name] = ys[-1], colour
+    axes.grid(axis="y")
+    axes.margins(x=0)
+    labels = {f"{style.shortened(name, 17)} {form.format(y)}": (y, colour) for name, (y, colour) in ends.items()}
+    style.end_labels(axes, labels, axes.get_xlim()[1])

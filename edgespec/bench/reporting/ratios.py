@@ -1,0 +1,86 @@
+"""Speed beside plain, with 95% intervals by bootstrap over questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from drafts.figures import Bootstrap
+from edgespec.bench.reporting.answers import Comparison, Part, Question, Sums, sums
+
+Amount = tuple[float, float]  # tokens, seconds
+Amounts = Callable[[Sums], Amount]
+Both = tuple[Amount, Amount]  # the arm's, plain's
+
+
+def decoding(total: Sums) -> Amount:
+    """Tokens after the first emission, and the seconds they took."""
+    return total.decode_tokens, total.decode_s
+
+
+def whole(total: Sums) -> Amount:
+    """All tokens of the answers, and the seconds from the prompt to the end."""
+    return total.tokens, total.seconds
+
+
+class Ratios:
+    """Ratios of one part. The same questions are drawn for every arm, so that arms can be compared."""
+
+    def __init__(self, part: Part) -> None:
+        self._groups: dict[str, list[Question]] = {"": part.questions}
+        for kind in ("task", "category", "domain"):
+            for name in part.names(kind):
+                self._groups[f"{kind} {name}"] = [q for q in part.questions if getattr(q, kind) == name]
+        self._resamples: dict[str, Bootstrap] = {}
+
+    def of(self, comparison: Comparison, group: str = "", amounts: Amounts = decoding) -> dict[str, Any]:
+        """One ratio: value, low, high, both rates, and how many questions are in it. group: "task qa", "" = all."""
+        questions = self._groups[group]
+        both = [_both(comparison, question, amounts) for question in questions]
+        rates = [_rate([pair[side] for pair in both]) for side in (0, 1)]
+        counted = sum(question.id in comparison.pairs for question in questions)
+        value = rates[0] / rates[1] if rates[0] is not None and rates[1] else None
+        low, high = (None, None) if value is None or counted < 2 else self._interval(group, both)
+        return {
+            "value": value,
+            "low": low,
+            "high": high,
+            "questions": counted,
+            "tokens_per_second": rates[0],
+            "plain_tokens_per_second": rates[1],
+        }
+
+    def by(self, comparison: Comparison, kind: str) -> dict[str, dict[str, Any]]:
+        """One ratio for each task, category or domain."""
+        names = [group.removeprefix(f"{kind} ") for group in self._groups if group.startswith(f"{kind} ")]
+        return {name: self.of(comparison, f"{kind} {name}") for name in names}
+
+    def _interval(self, group: str, both: Sequence[Both]) -> tuple[float | None, float | None]:
+        if group not in self._resamples:
+            self._resamples[group] = Bootstrap(group, len(both), 0)
+        drawn = self._resamples[group]
+        mine, plain = (drawn.ratios([p[s][0] for p in both], [p[s][1] for p in both]) for s in (0, 1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return drawn.interval(mine / plain)
+
+
+def _both(comparison: Comparison, question: Question, amounts: Amounts) -> Both:
+    """A question that is left out adds nothing to either arm."""
+    pairs = comparison.pairs.get(question.id, ())
+    return amounts(sums(pair.arm for pair in pairs)), amounts(sums(pair.plain for pair in pairs))
+
+
+def _rate(amounts: Sequence[Amount]) -> float | None:
+    seconds = sum(second for _, second in amounts)
+    return sum(tokens for tokens, _ in amounts) / seconds if seconds > 0 else None
+
+
+def least(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The task with the smallest ratio."""
+    known = {task: ratio["value"] for task, ratio in by_task.items() if ratio["value"] is not None}
+    if not known:
+        return None
+    task = min(known, key=lambda name: known[name])
+    return {"task": task, "value": known[task]}

@@ -1,0 +1,256 @@
+"""`edgespec bench simulate`: policies over recorded texts, in seconds instead of hours."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.bench.machine import this_command
+from edgespec.bench.report import write_json
+from edgespec.bench.simulation import output, tables
+from edgespec.bench.simulation.devices import Device, Size, profile_names, read_device, read_size
+from edgespec.bench.simulation.scenario import PLAIN, Base, Setting, costs_from, trace_costs
+from edgespec.bench.simulation.sweep import SWEEPS, Ran, Sweep, run_all, sweep
+from edgespec.bench.simulation.texts import ORDERS, Corpus, limited, read_corpus, read_header
+from edgespec.bench.simulation.validate import validated
+from edgespec.bench.specbench.arms import expanded, split_specs
+from edgespec.bench.specbench.folder import read_run
+from edgespec.errors import ConfigError
+from predictor.costs import CostTable
+from predictor.policies import make_policy
+from predictor.policies.base import LOOKUP
+from predictor.replay import Replay
+from predictor.traces import TraceHeader
+
+HELP = "replay recorded texts under policies, device sizes and device profiles; no model runs"
+DESCRIPTION = (
+    "Replay texts of 'bench record --confidences' under any policies, oracles among them, with the policies' own code "
+    "and the real ranker. Results say that they are simulated."
+)
+POLICIES = "plain,memspec@3,mab-async@3,nightjar,edgespec,oracle-static,oracle-dynamic"
+SWEPT = "mab-async@3,memspec@3,edgespec,oracle-dynamic"
+INTERRUPTED = 130
+EVERYTHING = 1 << 20  # tokens that a standalone draft may have to read
+_NO_FUTURE = object.__new__(Replay)  # for oracles that are made to see that they can be, and never asked
+
+
+def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) -> None:
+    """All arguments of the command. count: converts a whole number from 1 up."""
+    add = parser.add_argument
+    add("traces", nargs="+", metavar="TRACES", help="folders of 'bench record --confidences'")
+    add("--policies", metavar="A,B", help=f"specs with , or ; between (docs/policies.md); {POLICIES}")
+    add("--resident", type=count, default=2, metavar="K", help="drafts in memory (2)")
+    add("--load-ratio", type=_positive, metavar="R", help="seconds of a load, in plain steps")
+    add("--draft-cost", type=_positive, metavar="F", help="seconds of a draft's step, in plain steps")
+    add("--interval", type=count, metavar="N", help="rounds between scheduling points, for all policies")
+    add("--new-tokens", type=count, metavar="N", help="longest answer (as recorded)")
+    add("--order", choices=ORDERS, default="interleaved", help="of the texts (interleaved domains)")
+    add("--seed", type=int, default=0, metavar="N", help="of a shuffled order, and of policies that draw lots")
+    add("--limit", type=count, metavar="N", help="at most N texts of each domain, evenly spread")
+    add("--ranker", metavar="FILE", help="a ranker's file, or off (the one that goes with the target)")
+    add("--all-texts", action="store_true", help="also texts that the ranker was made with")
+    add("--sweep", action="append", choices=list(SWEEPS), help="vary that, for each policy; may be repeated")
+    add("--jobs", type=count, metavar="N", help="processes (one a core)")
+    costs = parser.add_argument_group("costs (as measured when the texts were recorded, unless given)")
+    which = costs.add_mutually_exclusive_group()
+    which.add_argument("--costs", metavar="FILE", help="a table of measured seconds, as in EDGESPEC_HOME/costs")
+    known = ", ".join(profile_names())
+    which.add_argument("--device-profile", metavar="NAME", help=f"{known}, or a file like those")
+    costs.add_argument("--model", metavar="NAME", help="the target on that device (qwen2.5-7b)")
+    costs.add_argument("--draft-model", metavar="NAME", help="each draft on that device (qwen2.5-0.5b)")
+    add("--validate", metavar="RUNDIR", help="compare with a run of 'bench specbench' on the same questions")
+    add("--out", metavar="DIR", help=f"also write {', '.join(output.FILES)}")
+    add("--json", action="store_true", help="print all figures as JSON")
+    add("--debug", action="store_true", help="log in detail, and show a traceback when something fails")
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    return value
+
+
+def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
+    """Simulate and print; 130 after Ctrl-C. What is wrong with the arguments is said before any text is read."""
+    if (args.model or args.draft_model) and not args.device_profile:
+        raise ConfigError("--model and --draft-model are sizes on a device: give a --device-profile, too.")
+    profile = _Profile.of(args)
+    if args.out:
+        output.writable(Path(args.out))
+    measured = None if args.validate is None else read_run(args.validate)
+    folders = [Path(folder) for folder in args.traces]
+    wanted = _policies(args, read_header(folders))
+    corpus = read_corpus(folders, ranker=args.ranker, all_texts=args.all_texts)
+    base = Base(corpus, _costs(args, corpus, profile), args.limit)
+    if profile is not None:
+        base = replace(base, slow_down=profile.device.slow_down, overhead=0.0, window=EVERYTHING)
+    start = Setting(
+        resident=args.resident, load_ratio=args.load_ratio, draft_cost=args.draft_cost, interval=args.interval,
+        new_tokens=args.new_tokens, order=args.order, seed=args.seed,
+    )  # fmt: skip
+    settings = [replace(start, policy=policy) for policy in wanted]
+    sweeps = _sweeps(args, corpus, start)
+    points = [setting for each in sweeps for _, _, setting in each.settings]
+    try:
+        ran = _replayed(base, settings + points, progress, args.jobs)
+        check = None if measured is None else validated(base, measured)
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    document = _document(args, base, profile, ran, len(settings), sweeps, check)
+    if args.out:
+        output.publish(document, Path(args.out))
+    if args.json:
+        write_json(document, "-", sys.stdout.write)
+    else:
+        print("\n\n".join([document["about"], *(tables.text(table) for table in tables.all_tables(document))]))
+    return 0
+
+
+def _replayed(base: Base, settings: Sequence[Setting], progress: Callable[[int], Any], jobs: int | None) -> Ran:
+    with progress(len(set(settings)) + 1) as (tell, advance):
+        tell("replaying")
+        return run_all(base, settings, advance, jobs)
+
+
+def _policies(args: argparse.Namespace, header: TraceHeader) -> list[str]:
+    """The policies to compare, each checked by making it. With --sweep or --validate alone, none."""
+    if args.policies is None:
+        return [] if args.sweep or args.validate else split_specs(POLICIES)
+    drafts = [draft.name for draft in header.drafts if not draft.free]
+    wanted = expanded(split_specs(args.policies), drafts)
+    free = [draft.name for draft in header.drafts if draft.free]
+    for policy in wanted:
+        if policy == LOOKUP:
+            continue
+        try:
+            make_policy(policy, CostTable(), drafts, capacity=args.resident, trace=_NO_FUTURE, free=(*free, LOOKUP))
+        except ValueError as error:
+            raise ConfigError(f"{error}.") from error
+    return wanted
+
+
+def _sweeps(args: argparse.Namespace, corpus: Corpus, start: Setting) -> list[Sweep]:
+    policies = expanded(split_specs(args.policies or SWEPT), corpus.weighted)
+    policies = [policy for policy in policies if policy != PLAIN]
+    longest = max(len(answer) for answer in corpus.answers.values())
+    return [sweep(name, policies, start, len(corpus.weighted), longest) for name in dict.fromkeys(args.sweep or ())]
+
+
+class _Profile:
+    """A device with a target and drafts on it."""
+
+    def __init__(self, device: Device, target: Size, draft: Size) -> None:
+        self.device, self.target, self.draft = device, target, draft
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> _Profile | None:
+        if args.device_profile is None:
+            return None
+        target, draft = read_size(args.model or "qwen2.5-7b"), read_size(args.draft_model or "qwen2.5-0.5b")
+        made = cls(read_device(args.device_profile), target, draft)
+        slots = made.device.slots(target, draft)
+        if slots < args.resident:
+            held = f"{slots} drafts of {draft.name}" if slots >= 0 else "not even the target"
+            raise ConfigError(
+                f"{made.device.name} has room for {held} beside {target.name}, not for --resident {args.resident}."
+            )
+        return made
+
+    def to_json(self) -> dict[str, Any]:
+        device, target, draft = self.device, self.target, self.draft
+        return {
+            "name": device.name,
+            "target": target.name,
+            "draft": draft.name,
+            "verify_ms": {str(width): 1e3 * device.forward(target, width) for width in (1, 2, 4, 6, 8)},
+            "draft_ms": 1e3 * device.forward(draft, 1),
+            "load_ms": 1e3 * device.load(draft),
+            "read_ms": 1e3 * device.reading(draft),
+            "slots": device.slots(target, draft),
+        }
+
+
+def _costs(args: argparse.Namespace, corpus: Corpus, profile: _Profile | None) -> CostTable:
+    if profile is not None:
+        return profile.device.costs(profile.target, profile.draft, corpus.weighted)
+    if args.costs is None:
+        return trace_costs(corpus)
+    try:
+        return costs_from(Path(args.costs).read_text(encoding="utf-8"), corpus.weighted)
+    except OSError as error:
+        raise ConfigError(f"{args.costs} cannot be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{args.costs} is no table of measured seconds: {error}.") from error
+
+
+def _document(
+    args: argparse.Namespace,
+    base: Base,
+    profile: _Profile | None,
+    ran: Ran,
+    compared: int,
+    sweeps: Sequence[Sweep],
+    check: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Everything, as JSON values."""
+    corpus, rows = base.corpus, iter(ran.rows)
+    policies = [next(rows) for _ in range(compared)]
+    varied = [
+        {
+            "name": each.name,
+            "title": each.title,
+            "axis": each.axis,
+            "points": [{"value": value, "line": line, "row": next(rows)} for value, line, _ in each.settings],
+        }
+        for each in sweeps
+    ]
+    return {
+        "command": this_command(),
+        "about": _about(args, corpus, profile, ran),
+        "warnings": _warnings(args, corpus, profile),
+        "traces": [Path(folder).name for folder in args.traces],
+        "target": dict(corpus.header.target),
+        "drafts": list(corpus.weighted),
+        "seen_texts_left_out": corpus.seen,
+        "costs": base.costs.to_json(),
+        "device": None if profile is None else profile.to_json(),
+        "replayed": {"rounds": ran.rounds, "seconds": ran.seconds, "processes": ran.jobs},
+        "rows": policies,
+        "sweeps": varied,
+        "validation": check,
+    }
+
+
+def _about(args: argparse.Namespace, corpus: Corpus, profile: _Profile | None, ran: Ran) -> str:
+    where = "costs as measured when they were recorded"
+    if args.costs is not None:
+        where = f"costs of {Path(args.costs).name}"
+    if profile is not None:
+        where = f"costs of a model of {profile.device.name}"
+    left_out = f" ({corpus.seen} that the ranker was made with are left out)" if corpus.seen else ""
+    count, target = len(limited(corpus.texts, args.limit)), corpus.header.target.get("name", "a target")
+    return (
+        f"Simulated. {count} texts{left_out} of {target}, "
+        f"{len(corpus.weighted)} drafts, {args.resident} in memory, {where}. {ran.rounds:,} rounds in "
+        f"{ran.seconds:.1f} s, {ran.rounds / max(ran.seconds, 1e-9):,.0f} a second in {ran.jobs} processes."
+    )
+
+
+def _warnings(args: argparse.Namespace, corpus: Corpus, profile: _Profile | None) -> list[str]:
+    found = []
+    if profile is not None:
+        found.append("The device is a roofline of numbers from data sheets; nothing was measured on one.")
+        found.append(
+            f"What is accepted was recorded with {corpus.header.target.get('name', 'another target')} and its drafts."
+        )
+    if corpus.rankings is None:
+        found.append("There is no ranker for this target; policies that rank go by what they see.")
+    if args.all_texts:
+        found.append("Texts that the ranker was made with are among them: it looks better than it is.")
+    return found

@@ -1,0 +1,93 @@
+"""Writes what was simulated: simulation.json with every figure, simulation.md, and simulation.html with pictures."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from edgespec.bench.reporting import style
+from edgespec.bench.reporting.html import TEMPLATE
+from edgespec.bench.simulation import tables
+from edgespec.bench.simulation.pictures import pictures
+from edgespec.errors import ConfigError
+from edgespec.files import write_text
+
+_log = logging.getLogger(__name__)
+
+TITLE = "Simulated policies"
+FILES = ("simulation.json", "simulation.md", "simulation.html")
+DEFINITIONS = {
+    "x plain": "seconds of plain decoding over seconds of the policy, of the same recorded answers; prefill left out",
+    "95%": "interval by bootstrap over texts: what other texts of the kind might give, on this very device",
+    "fallback": "share of rounds in which the draft that the policy wanted most was not in memory",
+    "load ratio": "seconds of a load over seconds of a plain step",
+    "oracle-static": "the best draft and gamma of each text, known in advance",
+    "oracle-dynamic": "the best draft and gamma of the next rounds, known in advance, chance included: more than any "
+    "policy can know, and greedy, so not a bound where loads are slow",
+    "catch-up, shadows": "share of the decode seconds in which drafts read what they missed, and guess "
+    "only to be compared",
+}
+
+
+def writable(out: Path) -> None:
+    """Make the folder. Raises ConfigError if that cannot be done: before anything is simulated."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".writable").touch()
+        (out / ".writable").unlink()
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}; choose another folder with --out.") from error
+
+
+def publish(document: Mapping[str, Any], out: Path) -> None:
+    """Write all files into the folder. Raises ConfigError if that cannot be done."""
+    texts = (json.dumps(document, indent=1, allow_nan=False) + "\n", markdown(document), html(document))
+    try:
+        for name, content in zip(FILES, texts):
+            write_text(out / name, content)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}.") from error
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """The tables, and what their words mean."""
+    blocks = [f"# {TITLE}", document["about"], *(tables.markdown(table) for table in tables.all_tables(document))]
+    blocks.append("\n".join(f"- **{name}**: {meaning}" for name, meaning in DEFINITIONS.items()))
+    return "\n\n".join(blocks) + "\n"
+
+
+def html(document: Mapping[str, Any]) -> str:
+    """One page that needs nothing else, like a run's report. Without matplotlib it says that it has no pictures."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = tables.all_tables(document)
+    part = {
+        "machine": document["device"]["name"] if document["device"] else "Costs as measured",
+        "headline": tables.SIMULATED,
+        "warnings": document["warnings"],
+        "pictures": _drawn(document) if style.available() else {},
+        "tables": made,
+    }
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        title=TITLE,
+        conditions=document["about"],
+        css=Markup(style.css()),
+        parts=[part],
+        definitions=DEFINITIONS,
+        others=[],
+        no_pictures="" if style.available() else style.HOW_TO_INSTALL,
+    )
+
+
+def _drawn(document: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    with style.drawing():
+        found = [
+            {"title": p.title, "caption": p.caption, "svg": Markup(style.svg(p.figure, p.name, p.title))}
+            for p in pictures(document)
+        ]
+    return {"Pictures": found} if found else {}

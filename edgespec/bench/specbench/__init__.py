@@ -1,0 +1,1 @@
+"""`edgespec bench specbench`: every policy and peer on the same questions, one run in one folder."""

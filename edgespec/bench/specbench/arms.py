@@ -1,0 +1,156 @@
+"""Who takes part: policies of docs/policies.md and other engines, each with what its worker is made from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from edgespec import catalog
+from edgespec.bench.peers.registry import PREFIX, peers
+from edgespec.config import RuntimeConfig, nearest
+from edgespec.draft_loading import automatic, draft_label, named
+from edgespec.errors import ConfigError
+from edgespec.models.weights import open_weights
+from predictor.costs import CostTable
+from predictor.policies import POLICIES, make_policy
+
+if TYPE_CHECKING:
+    from drafts.zoo import Entry, TargetFacts
+    from edgespec.bench.peers.base import Contender
+    from edgespec.loading import Target
+
+PLAIN, NGRAM, ALL_STATICS = "plain", "ngram", "all-statics"
+STATIC_GAMMA = 3
+ORACLES = ("oracle-static", "oracle-dynamic")
+POLICY_FACTORY = "edgespec.bench.specbench.worker:PolicyArm"
+_WEIGHTS = {
+    "exact": "the file's own blocks (4-bit where the file is)",
+    "int8": "8-bit blocks",
+    "float32": "float32, dequantised",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One policy or peer. factory: "module:Class" in the worker, made with `options`. weights: in words.
+
+    missing: why it cannot take part here, None if it can. nbytes: of memory that it needs, about.
+    """
+
+    name: str
+    kind: str
+    factory: str
+    options: dict[str, Any] = field(default_factory=dict)
+    weights: str = ""
+    missing: str | None = None
+    nbytes: int = 0
+
+    @property
+    def is_policy(self) -> bool:
+        return self.kind == "policy"
+
+
+def split_specs(text: str) -> list[str]:
+    """ "plain,static:code@4;memspec,n=8" -> the specs; a comma before "name=" belongs to the spec before it."""
+    specs: list[str] = []
+    for part in text.replace(";", ",").split(","):
+        if "=" in part and specs:
+            specs[-1] += f",{part.strip()}"
+        elif part.strip():
+            specs.append(part.strip())
+    if not specs or len(set(specs)) < len(specs):
+        raise ConfigError(f"--policies {text!r}: give policies, each once, with commas between")
+    return specs
+
+
+def expanded(specs: Sequence[str], drafts: Sequence[str]) -> list[str]:
+    """`plain` put in front where it is not named, and "all-statics" as one `static` for every draft."""
+    found = [] if PLAIN in specs else [PLAIN]
+    for spec in specs:
+        found += [f"static:{draft}@{STATIC_GAMMA}" for draft in drafts] if spec == ALL_STATICS else [spec]
+    return list(dict.fromkeys(found))
+
+
+def check(specs: Sequence[str], drafts: Sequence[str], slots: int | None) -> None:
+    """ConfigError for a policy or peer that is not known, or a draft that there is not. Nothing is loaded."""
+    known = [PREFIX + peer.name for peer in peers()]
+    for spec in specs:
+        if spec.startswith(PREFIX):
+            if spec not in known:
+                raise ConfigError(f"--policies: the peer {spec!r} is not known; {nearest(spec, known)}")
+        elif spec.split(",")[0].split("@")[0] in ORACLES:
+            raise ConfigError(f"--policies: {spec} knows the future of a text; use 'edgespec bench simulate' for it")
+        elif spec not in (NGRAM, ALL_STATICS):
+            try:
+                make_policy(spec, CostTable(), drafts, capacity=slots or 1)
+            except ValueError as error:
+                more = f"; and there are {NGRAM}, {ALL_STATICS} and {', '.join(known)}"
+                raise ConfigError(f"--policies: {error}{'' if spec.startswith(POLICIES) else more}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFile:
+    """One draft with files. weighty: it has weights, which come and go, so that a policy can hold and name it."""
+
+    name: str
+    fingerprint: str
+    weighty: bool = True
+
+
+def drafts_of(config: RuntimeConfig, facts: TargetFacts) -> list[DraftFile]:
+    """The drafts with files that the configuration means, by their manifests and headers alone."""
+    found: dict[str, DraftFile] = {}
+    for source in _sources(config, facts):
+        if isinstance(source, str):
+            draft = _checkpoint(source, config, found)
+        elif source.manifest is not None and not source.problem:
+            weighty = source.manifest.kind != "phrases"
+            draft = DraftFile(draft_label(source.name, found), source.manifest.weights_fingerprint, weighty)
+        else:
+            continue  # the engine says what is wrong with it
+        found[draft.name] = draft
+    return list(found.values())
+
+
+def _sources(config: RuntimeConfig, facts: TargetFacts) -> list[str | Entry]:
+    if config.drafts == "auto":
+        return automatic(config, facts)
+    target = cast("Target", SimpleNamespace(facts=facts))  # names are resolved by the facts alone
+    return [one for name in config.drafts for one in named(name, config, target) if one != NGRAM]
+
+
+def _checkpoint(source: str, config: RuntimeConfig, taken: Collection[str]) -> DraftFile:
+    """A model used as a draft; one that is not on this machine yet has no fingerprint."""
+    path = catalog.located(source, home=config.home)
+    if path is None:
+        return DraftFile(draft_label(source, taken), "")
+    with open_weights(path) as weights:
+        return DraftFile(draft_label(source, taken), weights.fingerprint())
+
+
+def policy_arm(spec: str, config: RuntimeConfig, *, nbytes: Mapping[bool, int]) -> Arm:
+    """nbytes: what an engine needs, with drafts and without."""
+    if spec == PLAIN:
+        config = config.replace(drafts="off", gamma="auto")
+    elif spec == NGRAM:
+        config = config.replace(drafts=[NGRAM], policy="edgespec", gamma="auto")
+    else:
+        config = config.replace(policy=spec, gamma="auto")
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "sources"}
+    options = {"config": {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}}
+    with_drafts = spec not in (PLAIN, NGRAM)
+    return Arm(
+        spec, "policy", POLICY_FACTORY, options, _WEIGHTS[config.weight_format], nbytes=nbytes.get(with_drafts, 0)
+    )
+
+
+def peer_arm(spec: str, known: Sequence[Contender], model: Path, threads: int, *, nbytes: int, greedy: bool) -> Arm:
+    """nbytes: what a peer needs."""
+    peer = next(peer for peer in known if PREFIX + peer.name == spec)
+    missing = peer.missing(model) or (None if greedy else "it is only asked greedily, which a temperature is not")
+    options = {"model": str(model), "threads": threads, **peer.options}
+    return Arm(spec, "peer", peer.factory, options, peer.weights, missing, nbytes)

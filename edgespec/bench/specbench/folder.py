@@ -1,0 +1,376 @@
+"""A run's folder: what one line of its records says, reading it back, and writing it so that nothing is lost.
+
+run.json            what was run on what, and how each arm fared
+records/<arm>.jsonl one line a turn, appended as it is measured; the truth, everything else is made from it
+model_answer/       the same in Spec-Bench's own form (answers.py)
+trace/, state/      Chrome traces of the last questions; what policies learned
+lock                held while somebody writes
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import ConfigError
+from edgespec.files import write_text
+
+FORMAT = 1
+RUN, RECORDS, LOCK = "run.json", "records", "lock"
+ANSWERS, TRACES, STATE = "model_answer", "trace", "state"
+KINDS, STATUSES = ("policy", "peer"), ("ok", "absent", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One turn of one question, answered by one arm.
+
+    order: index of the question in the whole run, the same in every shard. repeat, turn: from 0. group: which arms ran
+    beside it; ratios are made with `plain` of the same group. error: why there is no answer; then all that was measured
+    is empty or 0.
+    round_tokens: tokens emitted by each target forward after the prefill's; empty where an engine does not tell.
+    first_token_s: seconds from the prompt to the first token (None: there is none); decode_tokens in decode_s seconds
+    came after that; seconds: of the whole turn.
+    stats: GenerationStats.to_dict() of a policy, {} of a peer. rss_bytes: resident memory of the arm's process right
+    after the turn; resident: drafts held then. disturbance: share of all processors that other processes took.
+    """
+
+    question_id: str
+    category: str
+    domain: str
+    task: str
+    repeat: int
+    turn: int
+    order: int
+    group: int = 0
+    error: str | None = None
+    prompt_tokens: int = 0
+    token_ids: tuple[int, ...] = ()
+    round_tokens: tuple[int, ...] = ()
+    first_token_s: float | None = None
+    decode_tokens: int = 0
+    decode_s: float = 0.0
+    seconds: float = 0.0
+    stats: dict[str, Any] = field(default_factory=dict)
+    rss_bytes: int = 0
+    resident: tuple[str, ...] = ()
+    disturbance: float | None = None
+
+    @property
+    def key(self) -> tuple[int, int, str, int]:
+        """(group, repeat, question, turn): each of them is run once by an arm."""
+        return self.group, self.repeat, self.question_id, self.turn
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens per second after the first emission; None where there was no second one."""
+        return self.decode_tokens / self.decode_s if self.decode_tokens and self.decode_s > 0 else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Record:
+        """Raises ValueError that names the key which is missing or has the wrong type."""
+        if not isinstance(value, dict):
+            raise ValueError("it is not a JSON object")
+        return cls(**{name: _field(value, name, check) for name, check in _FIELDS.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class ArmInfo:
+    """How one arm fared. weights: what it computes with, in words. message: why it is absent or has an error."""
+
+    kind: str
+    status: str = "ok"
+    message: str = ""
+    weights: str = ""
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A run as it stands in its folder. questions: how many it has (of its shard). skipped: lines of the question file
+    that were left out, as {"file", "line", "reason"}. records: by arm, in the order in which they were measured."""
+
+    path: Path
+    settings: dict[str, Any]
+    machine: dict[str, Any] = field(default_factory=dict)
+    command: str = ""
+    started: str = ""
+    version: str = ""
+    arms: dict[str, ArmInfo] = field(default_factory=dict)
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+    questions: int = 0
+    finished: bool = False
+    records: dict[str, list[Record]] = field(default_factory=dict)
+
+
+def file_name(arm: str) -> str:
+    """An arm's name as that of a file."""
+    return re.sub(r"[:@,=/\\\s]", "_", arm)
+
+
+def records_file(folder: Path, arm: str) -> Path:
+    return folder / RECORDS / f"{file_name(arm)}.jsonl"
+
+
+def has_run(path: Path) -> bool:
+    """Whether a run, whole or not, is in this folder."""
+    return (path / RUN).exists() or any(file.stat().st_size for file in (path / RECORDS).glob("*.jsonl"))
+
+
+def read_run(path: str | Path) -> RunFolder:
+    """The run in a folder. A half-written last line of a records file is ignored.
+
+    ConfigError for a folder that holds no run, or names the file and line that is damaged.
+    """
+    folder = Path(path).expanduser()
+    file = folder / RUN
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"There is no run in {folder} (no {RUN}): give the folder of `bench specbench`.") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise ConfigError(f"{file} is damaged, it is not JSON: {error}.") from error
+    try:
+        return _run(folder, document)
+    except ValueError as error:
+        raise ConfigError(f"{file} is damaged: {error}.") from error
+
+
+def _run(folder: Path, document: Any) -> RunFolder:
+    if not isinstance(document, dict):
+        raise ValueError("it is not a JSON object")
+    if document.get("format") != FORMAT:
+        raise ConfigError(
+            f"{folder / RUN} has format {document.get('format')!r}; this version of edgespec reads format {FORMAT}."
+        )
+    plain = {name: _field(document, name, check) for name, check in _RUN_FIELDS.items()}
+    arms = {name: _arm(name, value) for name, value in _field(document, "arms", _mapping).items()}
+    unique_files(arms)
+    records = {arm: read_records(records_file(folder, arm)) for arm in arms}
+    return RunFolder(path=folder, arms=arms, records=records, **plain)
+
+
+def _arm(name: str, value: Any) -> ArmInfo:
+    if not isinstance(value, dict):
+        raise ValueError(f"arm {name!r} is not a JSON object")
+    try:
+        return ArmInfo(**{key: _field(value, key, check) for key, check in _ARM_FIELDS.items()})
+    except ValueError as error:
+        raise ValueError(f"arm {name!r}: {error}") from None
+
+
+def read_records(file: Path) -> list[Record]:
+    """The whole lines of a records file; none where it is not there. ConfigError names the line that is damaged."""
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
+    records: list[Record] = []
+    seen: dict[tuple[int, int, str, int], int] = {}
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):  # what follows the last line end is half a line
+        try:
+            record = Record.from_json(json.loads(line))
+            if seen.setdefault(record.key, number) != number:
+                raise ValueError(f"the same turn as in line {seen[record.key]}")
+        except ValueError as error:
+            raise ConfigError(
+                f"{file}, line {number} is damaged: {error}. Take the line out, and --resume measures it anew."
+            ) from error
+        records.append(record)
+    return records
+
+
+def unique_files(arms: Iterable[str]) -> None:
+    """ConfigError if two arms would share a file."""
+    names: dict[str, str] = {}
+    for arm in arms:
+        other = names.setdefault(file_name(arm), arm)
+        if other != arm:
+            raise ConfigError(f"the arms {other!r} and {arm!r} would be written into one file: leave one of them out")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Make the folder and hold its lock. ConfigError if it cannot be written, or another run writes into it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise ConfigError(f"The folder {path} cannot be written ({error.strerror}): give --out another one.") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"Another run writes into {path}: wait until it ends, or give --out another folder."
+            ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+class RunWriter:
+    """Writes a run as it goes on. Every record is on its way to the disk when `append` returns.
+
+    A half-written last line, which a run that was killed may leave, is cut off first. Hold the lock (`locked`).
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        unique_files(run.arms)
+        self._files: dict[str, int] = {}
+        try:
+            for part in (RECORDS, ANSWERS, TRACES, STATE):
+                (run.path / part).mkdir(exist_ok=True)
+            self.save()
+            for arm in run.arms:
+                self._files[arm] = self._open(records_file(run.path, arm))
+                run.records.setdefault(arm, [])
+        except OSError as error:
+            self.close()
+            raise ConfigError(f"{error.filename or run.path} cannot be written: {error.strerror}.") from error
+
+    def _open(self, file: Path) -> int:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        content = file.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.ftruncate(handle, whole)
+        return handle
+
+    def append(self, arm: str, record: Record) -> None:
+        """ConfigError if the disk does not take it; what it took of the line is taken back."""
+        line = json.dumps(record.to_json(), ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
+        handle = self._files[arm]
+        before = os.lseek(handle, 0, os.SEEK_END)
+        try:
+            if os.write(handle, line) < len(line):
+                raise OSError(0, "the disk is full")
+        except OSError as error:
+            os.ftruncate(handle, before)
+            raise ConfigError(
+                f"{records_file(self.run.path, arm)} cannot be written ({error.strerror}); what was measured before "
+                "is kept, and --resume goes on from there."
+            ) from error
+        self.run.records[arm].append(record)
+
+    def arm(self, name: str, **changes: Any) -> None:
+        """Note how an arm fares."""
+        self.run.arms[name] = dataclasses.replace(self.run.arms[name], **changes)
+
+    def save(self, *, finished: bool = False) -> None:
+        """Write run.json."""
+        run = self.run = dataclasses.replace(self.run, finished=finished)
+        document = {
+            "format": FORMAT,
+            **{name: getattr(run, name) for name in _RUN_FIELDS},
+            "arms": {name: dataclasses.asdict(arm) for name, arm in run.arms.items()},
+        }
+        try:
+            write_text(run.path / RUN, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        except OSError as error:
+            raise ConfigError(f"{run.path / RUN} cannot be written: {error.strerror}.") from error
+
+    def close(self) -> None:
+        for handle in self._files.values():
+            os.fsync(handle)
+            os.close(handle)
+        self._files.clear()
+
+
+Check = Callable[[Any], Any]
+
+
+def _field(values: Mapping[str, Any], name: str, check: Check) -> Any:
+    if name not in values:
+        raise ValueError(f"it has no {name!r}")
+    try:
+        return check(values[name])
+    except TypeError:
+        raise ValueError(f"{name!r} is {json.dumps(values[name])[:40]}, which cannot be") from None
+
+
+def _of(*kinds: type) -> Check:
+    def check(value: Any) -> Any:
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise TypeError
+        return value
+
+    return check
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: None if value is None else check(value)
+
+
+def _list_of(check: Check) -> Check:
+    def read(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise TypeError
+        return tuple(map(check, value))
+
+    return read
+
+
+def _one_of(known: tuple[str, ...]) -> Check:
+    def check(value: Any) -> Any:
+        if value not in known:
+            raise TypeError
+        return value
+
+    return check
+
+
+_text, _whole, _mapping = _of(str), _of(int), _of(dict)
+
+
+def _number(value: Any) -> float:
+    return float(_of(int, float)(value))
+
+
+_FIELDS: dict[str, Check] = {
+    **dict.fromkeys(("question_id", "category", "domain", "task"), _text),
+    **dict.fromkeys(("repeat", "turn", "order", "group"), _whole),
+    "error": _or_none(_text),
+    "prompt_tokens": _whole,
+    "token_ids": _list_of(_whole),
+    "round_tokens": _list_of(_whole),
+    "first_token_s": _or_none(_number),
+    "decode_tokens": _whole,
+    "decode_s": _number,
+    "seconds": _number,
+    "stats": _mapping,
+    "rss_bytes": _whole,
+    "resident": _list_of(_text),
+    "disturbance": _or_none(_number),
+}
+_ARM_FIELDS: dict[str, Check] = {
+    "kind": _one_of(KINDS),
+    "status": _one_of(STATUSES),
+    "message": _text,
+    "weights": _text,
+    "peak_memory_bytes": _or_none(_whole),
+}
+_RUN_FIELDS: dict[str, Check] = {
+    "settings": _mapping,
+    "machine": _mapping,
+    **dict.fromkeys(("command", "started", "version"), _text),
+    "skipped": lambda value: list(_list_of(_mapping)(value)),
+    "questions": _whole,
+    "finished": _of(bool),
+}

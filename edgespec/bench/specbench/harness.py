@@ -1,0 +1,341 @@
+"""The run: every question through every arm in turn, each turn written down as soon as it is measured.
+
+What is written down already is not run again, so that a run which was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edgespec.bench.measure import Answer, measure
+from edgespec.bench.specbench.arms import PLAIN, Arm
+from edgespec.bench.specbench.folder import TRACES, Record, RunWriter, file_name
+from edgespec.bench.specbench.questions import Question
+from edgespec.bench.specbench.schedule import turns
+from edgespec.bench.speed import ANSWER_SECONDS, LOAD_SECONDS, Channel
+from edgespec.bench.watch import Watch
+from edgespec.bench.workers import WorkerFailure
+from edgespec.decoding.counts import first_of
+from edgespec.errors import PromptError
+
+WARM_UP_TOKENS = 16
+SECONDS_A_TOKEN = 3.0  # at most, or the worker hangs
+_DAMAGED = (ValueError, TypeError, KeyError, AttributeError)  # what a reply of the wrong form makes `measure` raise
+
+
+class ArmChannel(Channel, Protocol):
+    """What the run needs of a worker (workers.Worker; tests use others)."""
+
+    def resident_bytes(self) -> int: ...
+
+
+class Texts(Protocol):
+    """Messages to ids and back (bench.model.PromptEncoder)."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]: ...
+
+    def conversation(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
+
+    def text(self, ids: Sequence[int]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run. groups: arms that are in memory together, each group with plain of its own.
+
+    context: most tokens of prompt and answer together. warm_up: token ids that every arm answers before it is timed.
+    """
+
+    questions: Sequence[Question]
+    groups: Sequence[Sequence[Arm]]
+    repeats: int
+    max_new_tokens: int
+    context: int
+    warm_up: list[int]
+    temperature: float = 0.0
+
+    def answers(self) -> int:
+        """(arm, question, repeat) in all."""
+        return self.repeats * len(self.questions) * sum(map(len, self.groups))
+
+
+class PlainFailure(WorkerFailure):
+    """The arm that all others are compared with cannot go on."""
+
+
+class Harness:
+    """Runs a plan. start: makes an arm's worker. tell: what is being done; advance: so many answers are done.
+
+    Whatever happens, no worker is left behind. PlainFailure if plain itself cannot run.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        writer: RunWriter,
+        start: Callable[[Arm], ArmChannel],
+        texts: Texts,
+        *,
+        tell: Callable[[str], None] = lambda text: None,
+        advance: Callable[[int], None] = lambda count: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._plan, self._writer, self._start, self._texts = plan, writer, start, texts
+        self._tell, self._advance, self._clock = tell, advance, clock
+        self._workers: dict[str, ArmChannel] = {}
+        self._restarted: set[str] = set()
+        self._prepared: set[str] = set()
+        self._done = {arm: {record.key: record for record in found} for arm, found in writer.run.records.items()}
+        self._left = self._measured = 0
+        self._seconds = 0.0  # of the questions that were asked
+
+    def run(self) -> None:
+        plan = self._plan
+        self._left = plan.answers()
+        try:
+            for number, group in enumerate(plan.groups):
+                self._run_group(number, group)
+        finally:
+            for worker in self._workers.values():
+                worker.kill()
+
+    def _run_group(self, number: int, arms: Sequence[Arm]) -> None:
+        for arm in arms:
+            if self._wanted(arm, number):
+                self._open(arm)
+        for repeat, question, order in turns(arms, self._plan.questions, self._plan.repeats):
+            for arm in order:
+                if arm.name in self._workers:
+                    self._question(arm, question, repeat, number)
+                self._left -= 1
+                self._advance(1)
+        self._close(arms)
+
+    def _wanted(self, arm: Arm, group: int) -> bool:
+        if arm.missing:
+            self._writer.arm(arm.name, status="absent", message=arm.missing)
+            return False
+        done = self._done[arm.name]
+        return any(
+            (group, repeat, question.key, turn) not in done
+            for repeat in range(self._plan.repeats)
+            for question in self._plan.questions
+            for turn in range(len(question.turns))
+        )
+
+    # Workers
+
+    def _open(self, arm: Arm) -> None:
+        """Prepare in a process of its own (its memory must not count), load in another, warm up."""
+        self._tell(f"{arm.name}: loading")
+        try:
+            self._prepare(arm)
+            self._load(arm)
+        except (WorkerFailure, *_DAMAGED) as failure:
+            self._give_up(arm, str(failure))
+        else:
+            self._writer.arm(arm.name, status="ok", message="")
+
+    def _prepare(self, arm: Arm) -> None:
+        own = {"policy": "", "policy_memory": ""}  # the rest is what files are built from
+        same = json.dumps([arm.factory, {**arm.options, "config": {**arm.options.get("config", {}), **own}}])
+        if same in self._prepared:
+            return
+        builder = self._start(arm)
+        try:
+            builder.request("prepare", timeout=LOAD_SECONDS, factory=arm.factory, options=arm.options)
+        except BaseException:  # Ctrl-C above all: nobody waits for it to end by itself
+            builder.kill()
+            raise
+        builder.close()
+        self._prepared.add(same)
+
+    def _load(self, arm: Arm) -> None:
+        worker = self._workers[arm.name] = self._start(arm)
+        worker.request("load", timeout=LOAD_SECONDS, factory=arm.factory, options=arm.options)
+        # Two warm-up answers: thread pools, first-use allocations and caches of shapes are not what is measured.
+        for ids in (self._plan.warm_up, self._plan.warm_up * 2):
+            self._ask(arm, ids, WARM_UP_TOKENS, {"question": "warm-up"})
+
+    def _died(self, arm: Arm, message: str) -> None:
+        """Start it once more; the second time it has an error."""
+        self._workers.pop(arm.name).kill()
+        if arm.name in self._restarted:
+            self._give_up(arm, f"it died twice; the last time: {message}")
+            return
+        self._restarted.add(arm.name)
+        self._tell(f"{arm.name}: died, starting it again")
+        try:
+            self._load(arm)
+        except (WorkerFailure, *_DAMAGED) as failure:
+            self._give_up(arm, f"it died ({message}) and could not be started again: {failure}")
+
+    def _give_up(self, arm: Arm, message: str) -> None:
+        worker = self._workers.pop(arm.name, None)
+        if worker is not None:
+            worker.kill()
+        self._writer.arm(arm.name, status="error", message=message)
+        self._writer.save()
+        if arm.name == PLAIN:
+            raise PlainFailure(f"{PLAIN}, which all others are compared with, cannot go on: {message}", alive=False)
+
+    def _close(self, arms: Sequence[Arm]) -> None:
+        """Ask for what is known at the end only, and let the workers go."""
+        for arm in arms:
+            worker = self._workers.pop(arm.name, None)
+            if worker is None:
+                continue
+            self._workers[arm.name] = worker
+            try:
+                peak = int(worker.request("memory", timeout=60.0)["peak_memory_bytes"])
+                known = self._writer.run.arms[arm.name].peak_memory_bytes or 0
+                self._writer.arm(arm.name, peak_memory_bytes=max(peak, known))
+                if arm.is_policy:
+                    file = self._writer.run.path / TRACES / f"{file_name(arm.name)}.json"
+                    worker.request("call", timeout=60.0, method="write_trace", arguments={"path": str(file)})
+            except WorkerFailure as failure:
+                self._writer.arm(arm.name, message=f"it answered all, and then: {failure}")
+            self._workers.pop(arm.name)
+            worker.close()
+        self._writer.save()
+
+    # Questions
+
+    def _question(self, arm: Arm, question: Question, repeat: int, group: int) -> None:
+        """All turns that were not run yet; later ones follow the arm's own answers to those before."""
+        messages: list[dict[str, str]] = []
+        failed: str | None = None
+        asked, began = False, self._clock()
+        for turn, text in enumerate(question.turns):
+            record = self._done[arm.name].get((group, repeat, question.key, turn))
+            if record is None:
+                if arm.name not in self._workers:
+                    return
+                place = _place(question, repeat, turn, group)
+                if failed is None:
+                    self._tell(f"{arm.name}: question {question.id}{self._time_left()}")
+                    record = self._turn(arm, [*messages, {"role": "user", "content": text}], place)
+                    asked = True
+                else:
+                    record = self._keep(arm, dataclasses.replace(place, error=f"not asked: {failed}"))
+            if record.error is not None and failed is None:
+                failed = f"turn {turn + 1} has no answer"
+            messages += exchange(text, self._texts.text(record.token_ids))
+        if asked:
+            self._remember(arm)
+            self._measured += 1
+            self._seconds += self._clock() - began
+
+    def _turn(self, arm: Arm, messages: Sequence[Mapping[str, str]], place: Record) -> Record:
+        """Ask, measure what comes, and write it down; whatever goes wrong is an error and never a time."""
+        try:
+            return self._keep(arm, self._answer(arm, messages, place))
+        except PromptError as error:
+            return self._keep(arm, dataclasses.replace(place, error=str(error)))
+        except WorkerFailure as failure:
+            record = self._keep(arm, dataclasses.replace(place, error=str(failure)))
+            if not failure.alive:
+                self._died(arm, str(failure))
+            return record
+        except _DAMAGED as error:
+            return self._keep(arm, dataclasses.replace(place, error=f"its answer cannot be measured: {error}"))
+
+    def _answer(self, arm: Arm, messages: Sequence[Mapping[str, str]], place: Record) -> Record:
+        ids = self._texts.conversation(messages)
+        room = self._plan.context - len(ids)
+        if room < 1:
+            raise PromptError(f"{len(ids)} prompt tokens fill the context of {self._plan.context}")
+        worker = self._workers[arm.name]
+        watch = Watch(worker, [other for name, other in self._workers.items() if name != arm.name])
+        label = {"question": place.question_id, "domain": place.domain, "turn": place.turn, "repeat": place.repeat}
+        answer, reply = self._ask(arm, ids, min(self._plan.max_new_tokens, room), label)
+        disturbance, _ = watch.shares()
+        return dataclasses.replace(
+            place, **_measured(arm, answer, reply), rss_bytes=worker.resident_bytes(), disturbance=disturbance
+        )
+
+    def _ask(self, arm: Arm, ids: list[int], limit: int, label: dict[str, Any]) -> tuple[Answer, dict[str, Any]]:
+        arguments: dict[str, Any] = {"ids": ids, "new_tokens": limit}
+        stop_ids = self._texts.stop_ids
+        if arm.is_policy:
+            method, more = "answer", {"label": label, "temperature": self._plan.temperature}
+        else:
+            method, more = "generate", {"eos_ids": sorted(stop_ids)}
+        timeout = max(ANSWER_SECONDS, SECONDS_A_TOKEN * limit)
+        reply = self._workers[arm.name].request(
+            "call", timeout=timeout, method=method, arguments={**arguments, **more}
+        )["result"]
+        stats = reply.get("stats") or {}
+        return measure(
+            len(ids), reply["token_ids"], reply["emissions"], limit=limit, eos_ids=stop_ids, stats=stats
+        ), reply
+
+    def _keep(self, arm: Arm, record: Record) -> Record:
+        self._writer.append(arm.name, record)
+        self._done[arm.name][record.key] = record
+        return record
+
+    def _remember(self, arm: Arm) -> None:
+        """What a policy learned is written after each question, not at the end: a run may be ended at any time."""
+        if not arm.is_policy or arm.name not in self._workers:
+            return
+        try:
+            self._workers[arm.name].request("call", timeout=60.0, method="keep", arguments={})
+        except WorkerFailure as failure:
+            if not failure.alive:
+                self._died(arm, str(failure))
+
+    def _time_left(self) -> str:
+        if not self._measured:
+            return ""
+        return f", about {in_words(self._seconds / self._measured * self._left)} left"
+
+
+def exchange(question: str, answer: str) -> list[dict[str, str]]:
+    """A turn that is over, as messages."""
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def _place(question: Question, repeat: int, turn: int, group: int) -> Record:
+    return Record(
+        question_id=question.key,
+        category=question.category,
+        domain=question.domain,
+        task=question.task,
+        repeat=repeat,
+        turn=turn,
+        order=question.order,
+        group=group,
+    )
+
+
+def _measured(arm: Arm, answer: Answer, reply: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer as fields of a record. What was cut off at an end token, or beyond the limit, took no time."""
+    cut = len(answer.token_ids) < len(reply["token_ids"])
+    seconds = (answer.first_token_s or 0.0) + answer.decode_s if cut else float(reply["seconds"])
+    rounds = [int(count) for count in answer.stats.get("round_tokens", ())]
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "token_ids": answer.token_ids,
+        "round_tokens": tuple(first_of(rounds, max(len(answer.token_ids) - 1, 0))),
+        "first_token_s": answer.first_token_s,
+        "decode_tokens": answer.decode_tokens,
+        "decode_s": answer.decode_s,
+        "seconds": seconds,
+        "stats": answer.stats if arm.is_policy else {},
+        "resident": tuple(map(str, reply.get("resident", ()))),
+    }
+
+
+def in_words(seconds: float) -> str:
+    """ "40 s", "12 min", "3 h 05 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"

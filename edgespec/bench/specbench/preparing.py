@@ -1,0 +1,258 @@
+"""From arguments to what is run: questions, arms and settings, all of it checked before a model is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import edgespec
+from edgespec import catalog
+from edgespec.bench.machine import describe, this_command
+from edgespec.bench.specbench import arms, questions
+from edgespec.bench.specbench.arms import PLAIN, Arm
+from edgespec.bench.specbench.folder import STATE, ArmInfo, RunFolder, file_name, unique_files
+from edgespec.bench.specbench.harness import Plan
+from edgespec.bench.specbench.questions import Question
+from edgespec.bench.specbench.schedule import Shard, groups
+from edgespec.errors import ConfigError, MemoryBudgetError, ModelError, PromptError
+from edgespec.evaluation.prompts import Skipped
+from edgespec.files import sha256_of
+
+if TYPE_CHECKING:
+    from edgespec.bench.model import PromptEncoder
+    from edgespec.config import RuntimeConfig
+    from edgespec.memory.plan import MemoryPlan
+
+_WARM_UP = "Say hello, and name three colours."
+_PEER_BYTES = 600 << 20  # of a peer beside its weights: torch's code, its own buffers
+# What must be as it was when a run is gone on with; a kernel's version, for example, may change.
+_SAME_MACHINE = ("cpu", "cores", "threads", "versions")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The questions of a run. ids are those of the whole file; mine: of this shard."""
+
+    path: Path
+    whole: list[Question]
+    skipped: list[Skipped]
+    shard: Shard
+
+    @property
+    def mine(self) -> list[Question]:
+        return self.shard.of(self.whole)
+
+
+def asked(args: argparse.Namespace) -> Asked:
+    """Read, choose and order the questions. ConfigError, PromptError."""
+    path = Path(args.questions).expanduser()
+    items, ids, skipped = questions.read_questions(path)
+    kept = questions.chosen(items, args.categories, args.limit)
+    shard = Shard.parse(args.shard or "1/1")
+    found = Asked(path, questions.ordered(kept, ids, args.order, args.seed), skipped, shard)
+    if not found.mine:
+        raise ConfigError(f"--shard {shard} has no question: there are {len(kept)} in all")
+    return found
+
+
+def fitting(mine: Sequence[Question], encoder: PromptEncoder, context: int) -> tuple[list[Question], list[Skipped]]:
+    """The questions whose first turn leaves room for an answer, and why the others are left out."""
+    kept, skipped = [], []
+    for question in mine:
+        try:
+            length = len(encoder.chat(question.turns[0]))
+            if length >= context:
+                raise PromptError(f"its {length} prompt tokens do not fit the context of {context}")
+        except PromptError as error:
+            skipped.append(Skipped(question.file, question.line, str(error)))
+        else:
+            kept.append(question)
+    if not kept:
+        raise PromptError(f"No question can be asked; {skipped[0]}.")
+    return kept, skipped
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The model with the arms on it. nbytes: what an engine needs, with drafts (True) and without."""
+
+    config: RuntimeConfig
+    path: Path
+    fingerprint: str
+    name: str
+    drafts: dict[str, str]
+    specs: list[str]
+    threads: int
+    context: int
+    nbytes: dict[bool, int]
+    peer_bytes: int
+    room: int
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, config: RuntimeConfig) -> Setup:
+        """By headers and manifests alone. ConfigError, ModelError, CatalogError, MemoryBudgetError."""
+        from edgespec import loading
+        from edgespec.memory.budget import parse_budget
+        from edgespec.memory.topology import detect
+        from edgespec.models.build import planned_bytes
+        from edgespec.models.cpu import usable_threads
+        from edgespec.models.weights import open_weights
+
+        path = catalog.resolve(config.model, home=config.home)
+        facts = loading.target_facts(config)
+        if facts is None:
+            raise ModelError(f"the model {config.model} is not on this machine; fetch it with 'edgespec pull'")
+        drafts = arms.drafts_of(config, facts)
+        names = [draft.name for draft in drafts if draft.weighty]
+        arms.check(args.specs, names, config.resident)
+        whole, bare = _memory_plan(config), _memory_plan(config.replace(drafts="off"))
+        with open_weights(path) as weights:
+            floats = planned_bytes(weights, loading.device_of(config), "float32")
+        return cls(
+            config=config.replace(
+                threads=config.threads or usable_threads(), context=whole.context, resident=whole.slots
+            ),
+            path=path,
+            fingerprint=facts.fingerprint,
+            name=facts.name,
+            drafts={draft.name: draft.fingerprint for draft in drafts},
+            specs=arms.expanded(args.specs, names),
+            threads=config.threads or usable_threads(),
+            context=whole.context,
+            nbytes={True: whole.total, False: bare.total},
+            peer_bytes=floats + _PEER_BYTES,
+            room=parse_budget("auto", detect(loading.device_of(config))),
+        )
+
+    def arms(self, args: argparse.Namespace, out: Path) -> list[Arm]:
+        """All arms, those that are absent too."""
+        from edgespec.bench.peers.registry import PREFIX, peers
+
+        assistant = Path(args.assistant).expanduser() if args.assistant else None
+        known = peers(assistant=assistant, context=self.context)
+        found = []
+        for spec in self.specs:
+            if spec.startswith(PREFIX):
+                greedy = not args.temperature
+                arm = arms.peer_arm(spec, known, self.path, self.threads, nbytes=self.peer_bytes, greedy=greedy)
+            else:
+                memory = None if args.keep_memory else out.resolve() / STATE / file_name(spec)
+                config = self.config.replace(policy_memory=memory, home=catalog.home(self.config.home))
+                arm = arms.policy_arm(spec, config, nbytes=self.nbytes)
+            found.append(arm)
+        unique_files(arm.name for arm in found)
+        return found
+
+
+def _memory_plan(config: RuntimeConfig) -> MemoryPlan:
+    from edgespec.cli.doctor_memory import plan_of
+    from edgespec.memory.budget import format_bytes
+
+    report = plan_of(config)
+    assert report is not None  # the model was found just before
+    found = report.plan
+    if found.refused:
+        need, budget = format_bytes(found.total), format_bytes(max(found.budget, 0))
+        raise MemoryBudgetError(f"{config.model} needs {need} and may use {budget}: {'; '.join(found.advice())}")
+    return found
+
+
+def settings(args: argparse.Namespace, config: RuntimeConfig, setup: Setup, found: Asked) -> dict[str, Any]:
+    """What was asked for: runs that differ in any of it are different runs. (What a machine made of it is beside.)"""
+    return {
+        "questions": found.path.name,
+        "sha256": sha256_of(found.path),
+        "model": setup.name,
+        "fingerprint": setup.fingerprint,
+        "policies": setup.specs,
+        "order": args.order,
+        "seed": args.seed,
+        "categories": args.categories,
+        "limit": args.limit,
+        "max_new_tokens": args.max_new_tokens,
+        "temperature": args.temperature,
+        "repeats": args.repeats,
+        "shard": str(found.shard),
+        "weight_format": config.weight_format,
+        "device": config.device,
+        "threads": config.threads,
+        "resident": config.resident,
+        "load_rate": config.load_rate,
+        "memory_budget": config.memory_budget,
+        "drafts": config.drafts if config.drafts == "auto" else list(config.drafts),
+        "draft_fingerprints": setup.drafts,
+        "context": config.context,
+        "together": args.together,
+        "keep_memory": args.keep_memory,
+        "assistant": args.assistant,
+    }
+
+
+def new_run(out: Path, settings: dict[str, Any], setup: Setup, grouped: Sequence[Sequence[str]]) -> RunFolder:
+    """A run of which nothing is measured yet. machine: also what was made of the settings on it."""
+    machine = {
+        **describe(setup.threads),
+        "model_path": str(setup.path),
+        "context": setup.context,
+        "slots": setup.config.resident,
+        "groups": [list(group) for group in grouped],
+    }
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return RunFolder(out, settings, machine, this_command(), started, edgespec.__version__)
+
+
+def go_on(old: RunFolder, new: RunFolder) -> RunFolder:
+    """The old run, to be gone on with. ConfigError names what is not as it was."""
+    pairs = [(name, old.settings.get(name), new.settings.get(name)) for name in {**old.settings, **new.settings}]
+    pairs += [(name, old.machine.get(name), new.machine.get(name)) for name in _SAME_MACHINE]
+    pairs.append(("edgespec's version", old.version, new.version))
+    for name, before, now in pairs:
+        if before != now:
+            raise ConfigError(
+                f"The run in {old.path} cannot be gone on with: {name} was {before!r} and is {now!r} now. Give "
+                "the same as then, or --out another folder."
+            )
+    return dataclasses.replace(old, finished=False)
+
+
+def grouped(found: Sequence[Arm], args: argparse.Namespace, setup: Setup) -> list[list[str]]:
+    """Names of the arms that are in memory together."""
+    sizes = {arm.name: arm.nbytes for arm in found if arm.missing is None}
+    return groups(list(sizes), PLAIN, together=args.together, size=sizes.__getitem__, room=setup.room)
+
+
+def plan(
+    run: RunFolder, found: Mapping[str, Arm], mine: Sequence[Question], args: argparse.Namespace, encoder: PromptEncoder
+) -> Plan:
+    """In the groups of the run (those of its first start, if it is gone on with). Absent arms take no part."""
+    return Plan(
+        questions=mine,
+        groups=[[found[name] for name in group] for group in run.machine["groups"]],
+        repeats=args.repeats,
+        max_new_tokens=args.max_new_tokens,
+        context=int(run.machine["context"]),
+        warm_up=encoder.chat(_WARM_UP),
+        temperature=args.temperature,
+    )
+
+
+def infos(found: Sequence[Arm], run: RunFolder) -> dict[str, ArmInfo]:
+    """How each arm stands at the beginning (again). One that had an error is tried once more."""
+    grouped = {name for group in run.machine["groups"] for name in group}
+    infos = {}
+    for arm in found:
+        missing = arm.missing or ("" if arm.name in grouped else "it was absent when this run began")
+        peak = run.arms[arm.name].peak_memory_bytes if arm.name in run.arms else None
+        infos[arm.name] = ArmInfo(arm.kind, "absent" if missing else "ok", missing, arm.weights, peak)
+    return infos
+
+
+def open_encoder(path: Path) -> PromptEncoder:
+    from edgespec.bench.model import PromptEncoder
+
+    return PromptEncoder(path)

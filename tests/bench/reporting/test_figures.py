@@ -1,0 +1,285 @@
+"""Figures of runs whose numbers are computed by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.bench.reporting.figures import figures
+from edgespec.bench.specbench.folder import ArmInfo, Record, read_run
+from edgespec.errors import ConfigError
+from tests.support.runs import failed, record, write_run
+
+QA = {"category": "qa", "task": "qa", "domain": "qa"}
+
+
+def part_of(path: Path, records: Mapping[str, Iterable[Record]], **settings: Any) -> dict[str, Any]:
+    """The one part of a run with these records."""
+    document = figures([read_run(write_run(path / "run", records, **settings))])
+    (part,) = document["parts"]
+    return part
+
+
+def test_speed_ups_by_hand(tmp_path: Path) -> None:
+    # plain: 10 tokens in 0.10 s, twice. The arm: 10 tokens in 0.05 s, and in 0.10 s. Prefill: 0.1 s and 20 tokens each.
+    part = part_of(
+        tmp_path,
+        {"plain": [record(1), record(2, **QA)], "arm": [record(1, rounds=(2,) * 5), record(2, **QA)]},
+    )
+    arm = part["arms"]["arm"]
+    assert arm["speedup"]["value"] == pytest.approx((20 / 0.15) / (20 / 0.20))
+    assert arm["speedup"]["tokens_per_second"] == pytest.approx(20 / 0.15)
+    assert arm["speedup"]["plain_tokens_per_second"] == pytest.approx(100)
+    assert arm["by_task"]["mt-bench"]["value"] == pytest.approx(2)
+    assert arm["by_task"]["qa"]["value"] == pytest.approx(1)
+    assert arm["by_category"]["writing"]["value"] == pytest.approx(2)
+    assert arm["least_task"] == {"task": "qa", "value": pytest.approx(1)}
+    assert arm["whole_turn"]["value"] == pytest.approx((22 / 0.35) / (22 / 0.40))
+    assert arm["first_token_s"] == pytest.approx(0.1)
+    assert arm["prefill_tokens_per_second"] == pytest.approx(200)
+    assert arm["tokens_per_round"] == pytest.approx(20 / 15)
+    assert part["arms"]["plain"]["speedup"]["value"] == 1
+    assert list(part["arms"]) == ["plain", "arm"]
+    assert part["by_task"] == {"mt-bench": 1, "qa": 1}
+
+
+def test_an_interval_contains_the_truth_and_is_the_same_for_equal_arms(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    noise = [rng.uniform(0.8, 1.2) for _ in range(60)]
+    arm = [record(i + 1, step=0.01 / 1.5 * noise[i]) for i in range(60)]
+    part = part_of(tmp_path, {"plain": [record(i + 1) for i in range(60)], "arm": arm, "twin": arm})
+    ratio = part["arms"]["arm"]["speedup"]
+    assert ratio["low"] < 1.5 < ratio["high"]
+    assert 0.02 < ratio["high"] - ratio["low"] < 0.25
+    assert part["arms"]["twin"]["speedup"] == ratio
+    assert part["arms"]["plain"]["speedup"]["low"] == 1 == part["arms"]["plain"]["speedup"]["high"]
+
+
+def test_one_question_has_no_interval(tmp_path: Path) -> None:
+    part = part_of(tmp_path, {"plain": [record(1), record(2)], "arm": [record(1), failed(2)]})
+    ratio = part["arms"]["arm"]["speedup"]
+    assert (ratio["value"], ratio["low"], ratio["high"], ratio["questions"]) == (pytest.approx(1), None, None, 1)
+
+
+def test_failed_questions_are_shown_and_left_out_of_both_arms(tmp_path: Path) -> None:
+    plain = [record(1), record(2, step=1.0), failed(3), record(4)]
+    arm = [record(1, step=0.005), failed(2, "ValueError: no"), record(3, step=0.0001), record(4, step=0.005)]
+    part = part_of(tmp_path, {"plain": plain, "arm": arm})
+    found = part["arms"]["arm"]
+    assert found["speedup"]["value"] == pytest.approx(2)
+    assert found["questions"] == {"counted": 2, "failed": ["2"], "plain_failed": ["3"], "missing": 0}
+    assert [(e["question"], e["message"]) for e in found["errors"]] == [("2", "ValueError: no")]
+    assert found["answers"] == 2
+    assert found["tokens"] == 22
+
+
+def test_an_error_in_one_turn_of_one_repeat_takes_the_whole_question_out(tmp_path: Path) -> None:
+    both = [record(1, turn=turn, repeat=repeat) for repeat in (0, 1) for turn in (0, 1)]
+    broken = [*both[:3], failed(1, turn=1, repeat=1)]
+    part = part_of(tmp_path, {"plain": [*both, record(2)], "arm": [*broken, record(2)]})
+    assert part["arms"]["arm"]["questions"]["failed"] == ["1"]
+    assert part["arms"]["arm"]["speedup"]["questions"] == 1
+
+
+def test_plain_that_failed_in_one_group_does_not_count_in_another(tmp_path: Path) -> None:
+    plain = [record(1), failed(1, group=1), record(2), record(2, group=1)]
+    part = part_of(tmp_path, {"plain": plain, "one": [record(1), record(2)], "two": [record(2, group=1)]})
+    assert part["arms"]["plain"]["speedup"]["questions"] == 1
+    assert part["arms"]["one"]["speedup"]["questions"] == 2, "its own plain did not fail"
+
+
+def test_the_median_repeat_counts(tmp_path: Path) -> None:
+    steps = (0.005, 0.005, 5.0)
+    arm = [record(1, step=step, repeat=repeat) for repeat, step in enumerate(steps)]
+    part = part_of(tmp_path, {"plain": [record(1, repeat=repeat) for repeat in range(3)], "arm": arm})
+    assert part["arms"]["arm"]["speedup"]["value"] == pytest.approx(2)
+
+
+def test_turns_are_added_before_the_median(tmp_path: Path) -> None:
+    plain = [record(1, turn=turn) for turn in (0, 1)]
+    arm = [record(1, step=0.002), record(1, turn=1, step=0.008)]
+    part = part_of(tmp_path, {"plain": plain, "arm": arm})
+    assert part["arms"]["arm"]["speedup"]["value"] == pytest.approx(0.2 / 0.1)
+
+
+def test_repeats_and_turns_that_only_one_arm_has_do_not_count(tmp_path: Path) -> None:
+    plain = [record(1), record(1, turn=1), record(2), record(3)]
+    arm = [record(1, step=0.0001), record(2, step=0.005), record(2, step=0.0001, repeat=1)]
+    part = part_of(tmp_path, {"plain": plain, "arm": arm}, finished=False)
+    found = part["arms"]["arm"]
+    assert found["speedup"]["value"] == pytest.approx(2)
+    assert found["questions"]["missing"] == 2
+    assert any("2 questions are not answered" in warning for warning in found["warnings"])
+    assert any("--resume" in warning for warning in part["warnings"])
+
+
+def test_ratios_pair_with_plain_of_the_same_group(tmp_path: Path) -> None:
+    plain = [record(1, step=0.01), record(1, step=0.02, group=1)]
+    part = part_of(tmp_path, {"plain": plain, "one": [record(1)], "two": [record(1, group=1)]})
+    assert part["arms"]["one"]["speedup"]["value"] == pytest.approx(1)
+    assert part["arms"]["two"]["speedup"]["value"] == pytest.approx(2)
+    assert part["arms"]["two"]["speedup"]["plain_tokens_per_second"] == pytest.approx(50)
+    # Regret charges both for the same plain seconds (the median of 0.1 and 0.2), so that the slow hour does not count.
+    assert part["regret"]["arms"]["two"] == [0.0]
+    assert part["regret"]["arms"]["one"] == [pytest.approx(0.075)]
+
+
+def test_empty_and_one_token_answers_add_no_time(tmp_path: Path) -> None:
+    empty = {"round_tokens": (), "decode_tokens": 0, "decode_s": 0.0, "seconds": 0.1}
+    answers = [record(1), record(2, token_ids=(), first_token_s=None, **empty), record(3, token_ids=(5,), **empty)]
+    part = part_of(tmp_path, {"plain": answers, "arm": [record(1, step=0.005), *answers[1:]]})
+    arm = part["arms"]["arm"]
+    assert arm["speedup"]["value"] == pytest.approx(2)
+    assert arm["speedup"]["questions"] == 3
+    assert arm["tokens"] == 12
+    assert arm["first_token_s"] == pytest.approx(0.1)
+
+
+def test_peers_without_statistics(tmp_path: Path) -> None:
+    peer = [record(1, step=0.005, round_tokens=())]
+    quiet = [Record(**{**{f: getattr(r, f) for f in Record.__slots__}, "stats": {}}) for r in peer]
+    part = part_of(
+        tmp_path,
+        {"plain": [record(1)], "peer:other": quiet},
+        arms={"peer:gone": ArmInfo("peer", "absent", "not installed")},
+    )
+    found = part["arms"]["peer:other"]
+    assert found["speedup"]["value"] == pytest.approx(2)
+    assert found["tokens_per_round"] is None
+    assert "acceptance_rate" not in found
+    gone = part["arms"]["peer:gone"]
+    assert (gone["status"], gone["message"], gone["speedup"]["value"]) == ("absent", "not installed", None)
+    assert part["regret"] is None, "peers and absent arms are no policies"
+
+
+def test_counters_of_the_engine(tmp_path: Path) -> None:
+    stats = {
+        "accepted_tokens": 6, "proposed_tokens": 12, "acceptance_by_position": [0.5, 0.4], "loads": 2, "switches": 1,
+        "draft_share": {"code": 8, "plain": 2}, "gamma_histogram": {"3": 8, "0": 2}, "fallback_share": 0.2,
+        "load_seconds_hidden": 0.4, "load_seconds_exposed": 0.1, "predictor_seconds": 0.01, "target_seconds": 0.06,
+        "draft_seconds": 0.02, "ranker_seconds": 0.005, "energy_joules": 3.0,
+    }  # fmt: skip
+    more = stats | {"accepted_tokens": 0, "proposed_tokens": 4, "acceptance_by_position": [0.0], "fallback_share": 0.0}
+    more |= {"draft_share": {"math": 5, "plain": 5}, "loads": 0}
+    records = [record(1, stats=stats), record(2, rounds=(1,) * 10, stats=more, **QA)]
+    part = part_of(tmp_path, {"plain": [record(1), record(2, **QA)], "edgespec": records})
+    arm = part["arms"]["edgespec"]
+    assert arm["acceptance_rate"] == pytest.approx(6 / 16)
+    assert arm["acceptance_by_position"] == pytest.approx([(8 * 0.5 + 5 * 0.0) / 13, 0.4])
+    assert arm["draft_share"] == pytest.approx({"code": 0.4, "plain": 0.35, "math": 0.25})
+    assert arm["gamma_share"] == pytest.approx({"0": 0.2, "3": 0.8})
+    assert arm["fallback_share"] == pytest.approx(0.1)
+    assert (arm["loads"], arm["switches"]) == (2, 2)
+    assert arm["load_seconds_exposed"] == pytest.approx(0.2)
+    shares = {"target": 0.6, "draft": 0.2, "planning": 0.1, "catch-up": 0, "bookkeeping": 0, "other": 0.1}
+    assert arm["time_share"] == pytest.approx(shares)
+    assert arm["ranker_share"] == pytest.approx(0.05)
+    assert arm["joules_per_token"] == pytest.approx(6 / 22)
+    assert arm["by_domain"]["qa"]["acceptance_rate"] == 0
+    assert arm["by_domain"]["qa"]["draft_share"] == pytest.approx({"math": 0.5, "plain": 0.5})
+    assert part["arms"]["plain"]["acceptance_rate"] is None
+
+
+def test_energy_is_known_only_if_every_answer_tells(tmp_path: Path) -> None:
+    records = [record(1, stats={"energy_joules": 1.0}), record(2, stats={"energy_joules": None})]
+    part = part_of(tmp_path, {"plain": records})
+    assert part["arms"]["plain"]["energy_joules"] is None
+
+
+def test_places_weigh_by_the_rounds_that_reached_them(tmp_path: Path) -> None:
+    one = {"acceptance_by_position": [0.5, 0.25], "draft_share": {"code": 8, "plain": 2}}
+    other = {"acceptance_by_position": [1.0, 1.0], "draft_share": {"code": 5, "plain": 5}}
+    part = part_of(tmp_path, {"plain": [record(1, stats=one), record(2, stats=other)]})
+    assert part["arms"]["plain"]["acceptance_by_position"] == pytest.approx([9 / 13, (4 * 0.25 + 5) / 9])
+
+
+def test_tries_by_position_weigh_where_they_are_told(tmp_path: Path) -> None:
+    one = {"acceptance_by_position": [1.0, 0.5], "tries_by_position": [10, 2], "draft_share": {"code": 10}}
+    other = {"acceptance_by_position": [0.0, 1.0], "tries_by_position": [10, 6], "draft_share": {"code": 10}}
+    part = part_of(tmp_path, {"plain": [record(1, stats=one), record(2, stats=other)]})
+    assert part["arms"]["plain"]["acceptance_by_position"] == pytest.approx([0.5, 7 / 8])
+
+
+def test_parts_that_exceed_the_whole_are_told(tmp_path: Path) -> None:
+    good = {"target_seconds": 0.06, "draft_seconds": 0.04}
+    part = part_of(
+        tmp_path, {"plain": [record(1, stats=good)], "arm": [record(1, stats=good | {"draft_seconds": 0.08})]}
+    )
+    assert part["arms"]["plain"]["warnings"] == []
+    assert sum(part["arms"]["plain"]["time_share"].values()) == pytest.approx(1)
+    assert any("more than the whole" in warning for warning in part["arms"]["arm"]["warnings"])
+    late = part_of(tmp_path / "2", {"plain": [record(1, seconds=0.1)]})
+    assert any("more than the whole" in warning for warning in late["arms"]["plain"]["warnings"])
+
+
+def test_doubts_are_told(tmp_path: Path) -> None:
+    busy = [record(1, disturbance=0.5), record(2, disturbance=0.05)]
+    faster = [record(1), record(1, repeat=1, step=0.001)]
+    changing = [record(1), record(1, repeat=1, token_ids=tuple(range(11)))]
+    part = part_of(tmp_path, {"plain": busy + faster[1:], "fast": faster, "change": changing})
+    warnings = {name: " ".join(arm["warnings"]) for name, arm in part["arms"].items()}
+    assert "in 1 of 3 answers" in warnings["plain"]
+    assert "10.00 times as fast as the first" in warnings["fast"]
+    assert "changed from one repeat to another: 1" in warnings["change"]
+    assert "changed" not in warnings["fast"]
+    assert any("not every arm" in warning for warning in part_of(
+        tmp_path / "2", {"plain": [record(1), record(2)], "a": [record(1)], "b": [record(1), record(2)]}
+    )["warnings"])  # fmt: skip
+
+
+def test_regret_by_hand(tmp_path: Path) -> None:
+    plain = [record(i) for i in (1, 2, 3)]
+    left = [record(1, step=0.002), record(2, step=0.01), record(3, step=0.005)]
+    right = [record(1, step=0.004), record(2, step=0.005), record(3, step=0.005)]
+    found = part_of(tmp_path, {"plain": plain, "left": left, "right": right})["regret"]
+    assert found["questions"] == ["1", "2", "3"]
+    assert found["arms"]["plain"] == pytest.approx([0.08, 0.13, 0.18])
+    assert found["arms"]["left"] == pytest.approx([0.0, 0.05, 0.05])
+    assert found["arms"]["right"] == pytest.approx([0.02, 0.02, 0.02])
+    assert found["plain_seconds"] == pytest.approx(0.3)
+
+
+def test_memory(tmp_path: Path) -> None:
+    records = [record(1, rss_bytes=100), record(1, turn=1, rss_bytes=300), record(2, rss_bytes=200)]
+    part = part_of(tmp_path, {"plain": records}, arms={"plain": ArmInfo("policy", peak_memory_bytes=900)})
+    assert part["memory"] == {"plain": [300, 200]}
+    assert part["arms"]["plain"]["peak_memory_bytes"] == 900
+    assert part_of(tmp_path / "2", {"plain": records})["arms"]["plain"]["peak_memory_bytes"] == 300
+
+
+def test_a_run_without_any_answer(tmp_path: Path) -> None:
+    part = part_of(tmp_path, {"plain": [], "edgespec": []}, finished=False)
+    assert part["questions"] == 0
+    assert part["arms"]["edgespec"]["speedup"]["value"] is None
+    assert any("no answer of plain" in warning for warning in part["warnings"])
+
+
+def test_a_run_in_which_plain_failed_throughout(tmp_path: Path) -> None:
+    part = part_of(tmp_path, {"plain": [failed(1)], "arm": [record(1)]})
+    assert part["arms"]["arm"]["speedup"]["value"] is None
+    assert part["arms"]["arm"]["questions"]["plain_failed"] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decode_s": float("nan")}, "decode_s is nan"),
+        ({"seconds": -1.0}, "seconds is -1.0"),
+        ({"first_token_s": float("inf")}, "first_token_s is inf"),
+        ({"decode_s": 0.0}, "10 tokens in no time"),
+        ({"decode_tokens": 12}, "decode_tokens is 12 of 11"),
+        ({"stats": {"target_seconds": float("nan")}}, "target_seconds is nan"),
+        ({"stats": {"loads": "many"}}, "loads is 'many'"),
+        ({"stats": {"draft_share": [1, 2]}}, "draft_share is not counts by name"),
+    ],
+)
+def test_numbers_that_cannot_be_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    run = read_run(write_run(tmp_path / "run", {"plain": [record(7)]}))
+    run.records["plain"][:] = [record(7, **changes)]
+    with pytest.raises(ConfigError, match="question 7") as caught:
+        figures([run])
+    assert message in str(caught.value)

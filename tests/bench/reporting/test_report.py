@@ -1,0 +1,187 @@
+"""`edgespec bench report`: its files and its table."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from edgespec.bench.reporting import style, tables
+from edgespec.bench.reporting.command import FILES, publish
+from edgespec.bench.reporting.definitions import DEFINITIONS
+from edgespec.bench.reporting.markdown import escape
+from edgespec.bench.specbench.folder import ArmInfo
+from edgespec.cli.main import main
+from edgespec.errors import ConfigError
+from tests.bench.reporting.samples import sample_run
+from tests.support.runs import failed, record, write_run
+
+EVIL = "<script>alert('x')</script> | **b** [l](http://e.x)\n# h"
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
+    """The sample run's folder with its report, the document, and what was printed."""
+    folder = sample_run(tmp_path_factory.mktemp("sample") / "run", repeats=2)
+    console = Console(width=160, record=True, file=(folder / "printed").open("w"))
+    document = publish([folder], folder, console)
+    return folder, document, console.export_text()
+
+
+def page(folder: Path) -> ET.Element:
+    """The report, which is XML but for its doctype; so every tag is closed and every text escaped."""
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    return ET.fromstring(text.removeprefix("\n" * (len(text) - len(text.lstrip()))).partition("<!doctype html>")[2])
+
+
+def test_the_page_needs_nothing_else(sample: tuple[Path, dict[str, Any], str]) -> None:
+    folder, _, _ = sample
+    root = page(folder)
+    addresses = [
+        value
+        for node in root.iter()
+        for name, value in node.items()
+        if name.rpartition("}")[2] in ("href", "src", "srcset", "action", "data")
+    ]
+    assert addresses, "glyphs of pictures"
+    assert all(address.startswith("#") for address in addresses)
+    assert not [node.tag for node in root.iter() if node.tag in ("script", "link", "iframe", "img", "object")]
+    assert "@import" not in ET.tostring(root, encoding="unicode")
+    assert "exact weights, at most 128 new tokens, temperature 0, order: file, repeats: 2" in "".join(root.itertext())
+    assert "width=device-width" in ET.tostring(root, encoding="unicode")
+    svgs = [node for node in root.iter() if node.tag.endswith("}svg")]
+    assert len(svgs) == (15 if style.available() else 0)
+
+
+def test_the_figures_are_in_all_forms(sample: tuple[Path, dict[str, Any], str]) -> None:
+    folder, document, printed = sample
+    assert json.loads((folder / "report.json").read_text(encoding="utf-8")) == json.loads(json.dumps(document))
+    arms = document["parts"][0]["arms"]
+    html, text = "".join(page(folder).itertext()), (folder / "report.md").read_text(encoding="utf-8")
+    for name, arm in arms.items():
+        assert name in html
+        assert escape(name) in text
+        assert name in printed
+        if arm["answers"]:
+            value = f"{arm['speedup']['value']:.2f}"
+            assert value in html
+            assert value in text
+            assert value in printed
+    for shown in (html, printed, text.replace("\\", "")):
+        assert "No module named 'flashspec'" in shown
+        assert f"edgespec decodes {arms['edgespec']['speedup']['value']:.2f} times as fast as plain" in shown
+    assert "signal 9 (SIGKILL)" in html
+    for name, meaning in DEFINITIONS.items():
+        assert name in html
+        assert " ".join(meaning.split()) in html
+        assert f"**{escape(name)}**: {escape(meaning)}" in text
+
+
+def test_what_others_wrote_stays_text(tmp_path: Path) -> None:
+    place = {"category": EVIL, "task": EVIL, "domain": EVIL}
+    folder = write_run(
+        tmp_path / "run",
+        {"plain": [record(1, **place), record(2)], "arm": [failed(1, EVIL, **place), record(2)]},
+        arms={"peer:x": ArmInfo("peer", "absent", EVIL, EVIL)},
+        settings={"model": EVIL, "questions": EVIL},
+        machine={"cpu": EVIL},
+        skipped=[{"file": EVIL, "line": 3, "reason": EVIL}],
+    )
+    publish([folder], folder, Console(width=160, file=(tmp_path / "printed").open("w")))
+    root = page(folder)
+    assert not [node for node in root.iter() if node.tag in ("script", "b", "a")]
+    assert "<script>alert('x')</script>" in "".join(root.itertext())
+    for line in (folder / "report.md").read_text(encoding="utf-8").splitlines():
+        assert "<script" not in line.replace("\\<", "")
+        assert "](" not in line.replace("\\]", "")
+    assert_rectangular(folder)
+
+
+def test_plain_has_no_ratio_to_itself(sample: tuple[Path, dict[str, Any], str]) -> None:
+    part = sample[1]["parts"][0]
+    assert "plain" not in [row[0] for row in tables.by(part, "task").rows]
+    assert tables.summary(part).rows[0][:4] == ["plain", "1.00", "–", "–"]
+
+
+def assert_rectangular(folder: Path) -> None:
+    """Every table of the Markdown has as many cells in each row."""
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    found = re.findall(r"(?:^\|.*\n)+", text, flags=re.M)
+    assert len(found) >= 5
+    for table in found:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+
+def test_tables_of_markdown_are_rectangular(sample: tuple[Path, dict[str, Any], str]) -> None:
+    assert_rectangular(sample[0])
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take most of the time, and have tests of their own."""
+    monkeypatch.setattr(style, "available", lambda: False)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_without_matplotlib_there_are_no_pictures(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", {"plain": [record(1)], "arm": [record(1)]})
+    publish([folder], folder, Console(file=(tmp_path / "printed").open("w")))
+    text = "".join(page(folder).itertext())
+    assert "There are no pictures here: pictures need matplotlib" in text
+
+
+@pytest.mark.parametrize("records", [{"plain": []}, {"plain": [failed(1)]}, {"plain": [record(1)]}])
+def test_a_run_with_next_to_nothing(tmp_path: Path, records: dict[str, Any]) -> None:
+    folder = write_run(tmp_path / "run", records, finished=False)
+    publish([folder], tmp_path / "out", Console(file=(tmp_path / "printed").open("w")))
+    assert "not finished" in "".join(page(tmp_path / "out").itertext())
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_sampling_and_several_machines(tmp_path: Path) -> None:
+    records = {"plain": [record(1)], "arm": [record(1, token_ids=tuple(range(11)))]}
+    folders = [
+        write_run(tmp_path / cpu, records, machine={"cpu": cpu}, settings={"temperature": 1.0})
+        for cpu in ("left", "right")
+    ]
+    publish(folders, tmp_path / "out", Console(file=(tmp_path / "printed").open("w")))
+    text = "".join(page(tmp_path / "out").itertext())
+    assert "not checked (sampling)" in text
+    assert {"left, 2 cores", "right, 2 cores"} <= {
+        found.rpartition(", 2 threads")[0] for found in re.findall(r"\w+, 2 cores, 2 threads", text)
+    }
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write_run(tmp_path / "a", {"plain": [record(1)], "arm": [record(1, step=0.005)]}, settings={"shard": "1/2"})
+    two = write_run(tmp_path / "b", {"plain": [record(2)], "arm": [record(2, step=0.005)]}, settings={"shard": "2/2"})
+    assert main(["bench", "report", str(one)]) == 0
+    assert all((one / file).is_file() for file in FILES)
+    assert "2.00" in capsys.readouterr().out
+    assert main(["bench", "report", str(one), str(two), "--out", str(tmp_path / "both")]) == 0
+    assert json.loads((tmp_path / "both" / "report.json").read_text(encoding="utf-8"))["parts"][0]["questions"] == 2
+    assert not (two / "report.json").exists()
+
+
+def test_bad_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write_run(tmp_path / "a", {"plain": [record(1)]})
+    assert main(["bench", "report", str(one), str(one)]) == 2
+    assert "--out" in capsys.readouterr().err
+    assert main(["bench", "report", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    (one / "records" / "plain.jsonl").write_text("{}\n", encoding="utf-8")
+    assert main(["bench", "report", str(one)]) == 2
+    assert "plain.jsonl, line 1" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "a", {"plain": [record(1)]})
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match="--out"):
+        publish([one], tmp_path / "file", Console(file=(tmp_path / "printed").open("w")))

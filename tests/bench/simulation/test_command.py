@@ -1,0 +1,138 @@
+"""`edgespec bench simulate` from its flags to its files, and what it refuses before anything is read or replayed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.bench.simulation import command
+from edgespec.bench.simulation.output import FILES
+from edgespec.errors import ConfigError
+from tests.bench.simulation import made
+
+
+@contextmanager
+def progress(_: int) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
+    yield (lambda text: None), (lambda steps: None)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(made.folder(tmp_path_factory.mktemp("command") / "traces", 6))
+
+
+def simulate(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser, int)
+    return command.run(parser.parse_args([*arguments, "--ranker", "off", "--jobs", "1"]), progress)
+
+
+def test_tables_and_files(traces: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "out"
+    assert simulate(traces, "--policies", "edgespec,memspec@3", "--sweep", "load-ratio", "--out", str(out)) == 0
+    shown = capsys.readouterr().out
+    assert "Simulated. 6 texts" in shown
+    assert "edgespec" in shown
+    document = json.loads((out / "simulation.json").read_text(encoding="utf-8"))
+    assert [row["policy"] for row in document["rows"]] == ["plain", "edgespec", "memspec@3"]
+    assert len(document["sweeps"][0]["points"]) == 12
+    assert {path.name for path in out.iterdir()} == set(FILES)
+    assert "| policy |" in (out / "simulation.md").read_text(encoding="utf-8")
+    page = (out / "simulation.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 2
+    assert "<script" not in page
+    assert "http://" not in page.replace("http://www.w3.org", "")  # nothing is fetched
+
+
+def test_plain_is_there_without_being_asked_for(traces: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(traces, "--policies", "static:words@1", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert (rows[0]["policy"], rows[0]["speedup"]) == ("plain", 1.0)
+    assert rows[1]["draft_share"]["words"] > 0
+
+
+def test_lookup_alone_has_no_other_draft_and_all_statics_are_one_each(
+    traces: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate(traces, "--policies", "ngram,all-statics", "--json") == 0
+    rows = {row["policy"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert list(rows) == ["plain", "ngram", "static:left@3", "static:right@3"]
+    assert set(rows["ngram"]["draft_share"]) == {"plain"}  # nothing to look up in these texts
+    assert rows["static:left@3"]["draft_share"]["left"] > 0
+
+
+def test_a_device_profile_gives_the_costs_and_says_so(traces: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(traces, "--policies", "static:left@3", "--device-profile", "orin-nano-super", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["device"]["target"] == "qwen2.5-7b"
+    assert document["rows"][0]["tokens_per_second"] == pytest.approx(1e3 / document["device"]["verify_ms"]["1"])
+    assert any("roofline" in warning for warning in document["warnings"])
+
+
+def test_settings_of_the_command_line_count(traces: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def rows(*more: str) -> dict[str, Any]:
+        assert simulate(traces, "--policies", "static:left@3", "--json", *more) == 0
+        return dict(json.loads(capsys.readouterr().out)["rows"][1])
+
+    usual = rows()
+    assert rows("--draft-cost", "0.5")["seconds"] > usual["seconds"]
+    assert rows("--new-tokens", "10")["tokens"] < usual["tokens"]
+    assert rows("--limit", "1")["texts"] == 2
+    slow = rows("--load-ratio", "20", "--resident", "1", "--order", "file")
+    assert slow["load_ratio"] == 20.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policies", "edgspec"], "did you mean edgespec"),
+        (["--policies", "static:lefd@3"], "did you mean left"),
+        (["--model", "qwen2.5-3b"], "--device-profile"),
+        (["--device-profile", "orin"], "orin-nano-8gb"),
+        (["--device-profile", "orin-nano-8gb", "--resident", "6"], "room for 4"),
+        (["--costs", "none.json"], "cannot be read"),
+        (["--validate", "nothing"], "There is no run"),
+    ],
+)
+def test_what_cannot_work_is_refused(traces: str, arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        simulate(traces, *arguments)
+
+
+def test_bad_arguments_are_found_before_texts_are_read(
+    traces: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: Any, **__: Any) -> None:
+        raise AssertionError("texts were read")
+
+    monkeypatch.setattr(command, "read_corpus", read)
+    (tmp_path / "file").touch()
+    for arguments in (["--policies", "nonsense"], ["--out", str(tmp_path / "file")], ["--validate", "none"]):
+        with pytest.raises(ConfigError):
+            simulate(traces, *arguments)
+
+
+def test_a_damaged_table_of_costs_is_named(traces: str, tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    for content in ("[]", "{}", '{"verify": {"0": 1}, "drafts": {}}', "no"):
+        file.write_text(content, encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"costs\.json is no table"):
+            simulate(traces, "--costs", str(file))
+
+
+def test_ctrl_c_leaves_nothing_half_written(
+    traces: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_all", interrupted)
+    assert simulate(traces, "--out", str(tmp_path / "out")) == 130
+    assert "interrupted" in capsys.readouterr().err
+    assert not list((tmp_path / "out").iterdir())
