@@ -42,7 +42,7 @@ bench-quick: OUT ?= runs/bench-quick-$(shell date +%Y%m%d-%H%M%S)
 bench-quick: model  ## the whole picture in 10 minutes: policies on 18 questions, with a report (OUT=DIR)
 	$(BIN)/edgespec bench specbench --questions edgespec/bench/data/questions.jsonl --out $(OUT) \
 	  --policies 'plain,ngram,static:general@3,mab-async,memspec,edgespec' --order interleaved \
-	  --max-new-tokens 80 --repeats 1 --model $(MODEL)
+	  --resident 2 --max-new-tokens 80 --repeats 1 --model $(MODEL)
 
 setup: $(VENV)/.installed  ## make .venv and install edgespec with its tools
 

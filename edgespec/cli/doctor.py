@@ -16,7 +16,7 @@ from typing import Any
 
 from edgespec import __version__
 from edgespec.cli import doctor_board, doctor_gpu, doctor_storage, options, runtime, show_config
-from edgespec.cli.doctor_check import Check
+from edgespec.cli.doctor_check import Check, Status
 from edgespec.cli.report import size
 from edgespec.cli.terminal import stdout
 from edgespec.errors import EdgespecError
@@ -297,7 +297,7 @@ def _memory_plan(args: argparse.Namespace) -> list[Check]:
     named = [Check("drafts", "fail", note, "edgespec drafts list shows what there is.") for note in report.notes]
     named += [Check("policy", "fail", problem, "") for problem in doctor_memory.policy_problems(config, report.plan)]
     left_out = [row.part for row in report.plan.draft_rows() if not row.fits]
-    state = "warn" if left_out or not report.plan.fits else "ok"
+    state: Status = "warn" if left_out or not report.plan.fits else "ok"
     return [Check("memory plan", state, doctor_memory.summary(report), advice), *named]
 
 

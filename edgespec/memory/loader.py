@@ -17,7 +17,7 @@ from edgespec.errors import DraftError
 _log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 256 << 10  # 2.5 ms at the 100 MB/s of a slow card: cancelled, and cut up for others, soon enough
-_NICE = 5  # a quarter of a core beside a decoder that wants all; at 10 a load takes three times as long, at 19 seconds
+_NICE = 10  # a tenth of a core beside a decoder that wants all: rounds hardly feel a load (docs/results.md)
 
 Clock = Callable[[], float]
 Job = Callable[[], None]

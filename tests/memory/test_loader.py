@@ -168,8 +168,8 @@ def test_the_loader_s_thread_goes_last_and_others_do_not() -> None:
     jobs.put(lambda: seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
     jobs.put(None)
     assert background.join(WAIT)
-    assert seen == [5]
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) != 5
+    assert seen == [10]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) != 10
 
 
 def test_a_priority_that_cannot_be_had_is_said_once(
