@@ -47,11 +47,12 @@ class GenerationStats:
     round_tokens: the same one by one, without what a stop string took back; with the prefill's token they add up to
     new_tokens.
     acceptance_rate: accepted / proposed draft tokens; acceptance_by_position[i]: accepted share of the proposals that
-    reached position i.
+    reached position i; tries_by_position[i]: how many those were.
     draft_share: rounds by draft name ("plain" = no draft was used).
     gamma_histogram: rounds by planned gamma, after the limit on new tokens; 0 = plain step.
     peak_memory_bytes: of the process since it started.
-    fallback_share: share of rounds in which the draft that the policy wanted most was not resident, or gave nothing.
+    fallback_share: share of rounds in which the draft that the policy wanted most could not run, because it was not
+    resident or still had to read.
     loads: drafts that became resident while this answer was made. load_seconds_hidden: of their loads, beside the
     rounds; load_seconds_exposed: in which rounds waited (0 except under the policy "mab-sync").
     catch_up_seconds: in which drafts read what they had missed of the conversation, ahead of a block.
@@ -75,6 +76,7 @@ class GenerationStats:
     round_tokens: list[int] = field(default_factory=list)
     acceptance_rate: float = 0.0
     acceptance_by_position: list[float] = field(default_factory=list)
+    tries_by_position: list[int] = field(default_factory=list)
     draft_share: dict[str, int] = field(default_factory=dict)
     fallback_share: float = 0.0
     switches: int = 0

@@ -20,7 +20,8 @@ import numpy.typing as npt
 from edgespec.memory.working_set import State, WorkingSet
 from edgespec.telemetry.trace import NULL_TRACER, NullTracer, Tracer
 from predictor.costs import CostTable
-from predictor.features import PROMPT_WINDOW, RECENT
+from predictor.features import PROMPT_WINDOW, RECENT, lately
+from predictor.holding import rounds_left
 from predictor.planner import Observation
 from predictor.policies import Holding, Policy, View
 
@@ -33,8 +34,6 @@ _T = TypeVar("_T")
 
 FloatArray = npt.NDArray[np.float32]
 _FAILURES = 3  # of the ranker in a row, until it is given up; each answer makes good half of one
-_MEMORY = 0.8  # of what was seen of a draft's first guesses
-_TYPICAL_TOKENS = 160  # of an answer: few are as long as they are allowed to be
 _FIRST_WAIT = 0.005  # seconds, before the prefill: a load that starts now is done when the first round begins
 _SECOND_WAIT = 0.001  # the same, before the first round
 _PATIENCE = 5.0  # seconds, after which a question that was not answered counts as a failure of the ranker
@@ -290,8 +289,7 @@ class Steering:
 
     @_guarded
     def saw(self, draft: str, right: bool) -> None:
-        before = self._recent.get(draft)
-        self._recent[draft] = float(right) if before is None else _MEMORY * before + (1 - _MEMORY) * right
+        self._recent[draft] = lately(self._recent.get(draft), right)
 
     @_guarded
     def read_up(self, draft: str, tokens: int, seconds: float) -> None:
@@ -357,9 +355,7 @@ class Steering:
         self._waiting = True
 
     def _hold(self) -> None:
-        per_round = max(self._emitted / self._rounds, 1.0) if self._rounds else 1.5
-        left = max(min(self._limit, _TYPICAL_TOKENS) - self._emitted, _TYPICAL_TOKENS / 4) / per_round
-        left = min(left, max(self._limit - self._emitted, 0) / per_round)
+        left = rounds_left(self._limit, self._emitted, self._rounds)
         self._scheduler.hold(rounds=self._rounds, rounds_left=left, active=self._active, ranking=self._ranking)
 
 

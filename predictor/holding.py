@@ -125,3 +125,18 @@ def _insured(
     if len(kept) < 2 or last.name == view.active or second.speed < max(last.speed * (1 + _INSURANCE), plain):
         return kept, reason
     return [*kept[:-1], second], f"{second.name} {second.rate:.2f} is next best, instead of {last.name} {last.rate:.2f}"
+
+
+TYPICAL_TOKENS = 160  # of an answer: few are as long as they are allowed to be
+
+
+def rounds_left(limit: int, emitted: int, rounds: int, typical: int = TYPICAL_TOKENS) -> float:
+    """Rounds that an answer of at most `limit` tokens may still take, after `emitted` tokens in `rounds` rounds.
+
+    Nobody knows how long an answer will be: it is taken for a typical one, and a longer one for nearly done. typical:
+    0 = answers are as long as the limit.
+    """
+    typical = typical or limit
+    per_round = max(emitted / rounds, 1.0) if rounds else 1.5
+    left = max(min(limit, typical) - emitted, typical / 4)
+    return min(left, max(limit - emitted, 0)) / per_round

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from predictor.catch_up import FREELY
 from predictor.costs import CostTable
+from predictor.planner import Candidate
+
+Loads = list[tuple[str, float]]  # drafts that arrived, with the seconds of their loads
 
 
 class Memory:
     """K slots and a loader, as `edgespec.memory.working_set` has them, in simulated time.
 
     The victim of a load goes when the load begins (its slot is what is loaded into). A load that was started and is no
-    longer wanted is called off.
+    longer wanted is called off. hidden_seconds: of completed loads, without what was waited for.
     """
 
     def __init__(
@@ -28,10 +32,10 @@ class Memory:
         self.loading: str | None = None
         self.failed: frozenset[str] = frozenset()
         self.loads = self.cancelled = 0
-        self.load_seconds = 0.0
+        self.hidden_seconds = 0.0
 
     def acquire(self) -> frozenset[str]:
-        """The drafts that can run now; what finished loading becomes visible here."""
+        """The drafts that can run now: the same object as long as they are the same."""
         if len(self._visible) != len(self._resident) or self._visible != self._resident:
             self._visible = frozenset(self._resident)
         return self._visible
@@ -65,9 +69,22 @@ class Memory:
         self.loading = draft
         self._left = self._took = self._costs.load(draft)
 
-    def advance(self, seconds: float) -> list[tuple[str, float]]:
-        """Let time pass; returns the loads that were completed, with their seconds."""
-        done: list[tuple[str, float]] = []
+    def arrival(self, name: str) -> float:
+        """Seconds until a draft is here if it is wanted first from now on; 0 = it is."""
+        if name in self._resident:
+            return 0.0
+        return self._left if name == self.loading else self._costs.load(name)
+
+    def busy(self) -> float:
+        """Seconds for which loads go on, as things are wanted now."""
+        if self.loading is None:
+            return 0.0
+        coming = [name for name in self._first() if name not in self._resident and name != self.loading]
+        return self._left + sum(self._costs.load(name) for name in coming)
+
+    def advance(self, seconds: float) -> Loads:
+        """Let time pass; returns the loads that were completed."""
+        done: Loads = []
         while self.loading is not None and self._left <= seconds:
             seconds -= self._left
             draft, self.loading = self.loading, None
@@ -76,87 +93,63 @@ class Memory:
             else:
                 self._resident.add(draft)
                 self.loads += 1
-                self.load_seconds += self._took
+                self.hidden_seconds += self._took
                 done.append((draft, self._took))
             self._start()
         if self.loading is not None:
             self._left -= seconds
         return done
 
-    def wait_for(self, name: str) -> float:
-        """Let time pass until the draft is there (or cannot come); returns the seconds."""
+    def wait_for(self, name: str) -> tuple[float, Loads]:
+        """Let time pass until the draft is there (or cannot come); the seconds, and what was completed in them."""
         waited = 0.0
+        done: Loads = []
         while name not in self._resident and self.loading is not None:
-            waited += self._left
-            self.advance(self._left)
-        return waited
+            left = self._left
+            arrived = self.advance(left)
+            self.hidden_seconds -= left if arrived else 0.0
+            waited += left
+            done += arrived
+        return waited, done
 
 
-class Reading:
-    """How far every draft has read the conversation; one that lags reads in pieces (`edgespec.decoding.catch_up`)."""
+class Ledger:
+    """How far every draft has read the conversation. Who reads in a round is said by `predictor.catch_up.CatchUp`.
 
-    FREELY = 16  # tokens that a draft may lag behind and still run
-    PIECE = 64
-    _SHARE = 0.03
-    _SAVED_ROUNDS = 16
+    A draft that ran in the round before lags a few tokens, which it reads on the way: that is no lag here.
+    """
 
-    def __init__(self, costs: CostTable, prompt_length: int, window: int) -> None:
-        self._costs = costs
+    USUAL = FREELY // 2
+
+    def __init__(self, window: int) -> None:
         self._window = window
         self._read: dict[str, int] = {}
-        self._purse = 0.0
-        self._begun = False
-        self._turn: dict[str, int] = {}
-        self._turns = 0
-
-    def earn(self, seconds: float) -> None:
-        """A round is over."""
-        self._begun = True
-        self._purse = min(self._purse + self._SHARE * seconds, self._SAVED_ROUNDS * self._SHARE * seconds)
+        self._proposed: dict[str, int] = {}
+        self._candidates: dict[tuple[str, int], Candidate] = {}
 
     def behind(self, name: str, known: int) -> int:
-        """Tokens it has to read before it could propose, beyond the few of an ordinary round."""
-        lag = min(known - self._read.get(name, 0), self._window)
-        return lag if lag > self.FREELY // 2 else 0
+        """Tokens that it has to read first, of `known` ones, beyond the few of an ordinary round."""
+        lag = known - self._read.get(name, 0)
+        return 0 if lag <= self.USUAL else min(lag, self._window)
 
-    def lagging(self, names: Sequence[str], known: int) -> list[tuple[str, int]]:
-        """`behind` of several drafts."""
-        read, window, usual = self._read, self._window, self.FREELY // 2
-        found = []
-        for name in names:
-            lag = known - read.get(name, 0)
-            found.append((name, 0 if lag <= usual else min(lag, window)))
+    def candidate(self, name: str, known: int) -> Candidate:
+        """A draft with weights as a planner sees it."""
+        key = name, self.behind(name, known)
+        found = self._candidates.get(key)
+        if found is None:
+            found = self._candidates[key] = Candidate(name, 1, behind=key[1])
         return found
 
-    def read(self, name: str, known: int) -> int:
-        """It proposes now, and so reads everything; returns how much that was."""
-        unread = min(known - self._read.get(name, 0), self._window)
-        self._read[name] = known
-        return unread
+    def reads(self, name: str, known: int, limit: int) -> int:
+        """It reads at most `limit` tokens now; returns how many there were to read."""
+        behind = self.behind(name, known)
+        tokens = min(limit, behind)
+        self._read[name] = known - (behind - tokens)
+        return tokens
 
-    def catch_up(
-        self, lagging: Sequence[tuple[str, int]], preferred: str | None, known: int, informed: bool = False
-    ) -> float:
-        """Seconds in which one of the drafts that lag too far reads a piece, the preferred one first.
-
-        informed: see `Policy.informed`; then only that one reads, unless it is away.
-        """
-        far = {name: behind for name, behind in lagging if behind > self.FREELY}
-        if not far:
-            return 0.0
-        if preferred in far:
-            name = str(preferred)
-            piece = min(self.PIECE, far[name]) if self._begun else far[name]
-        elif informed and any(name == preferred for name, _ in lagging):
-            return 0.0
-        else:
-            name = min(far, key=lambda other: self._turn.get(other, -1))
-            piece = min(self.PIECE, far[name])
-            price = self._costs.catch_up(name, piece)
-            if self._purse < price:
-                return 0.0
-            self._purse -= price
-            self._turns += 1
-            self._turn[name] = self._turns
-        self._read[name] = known - (far[name] - piece)
-        return self._costs.catch_up(name, piece)
+    def proposes(self, name: str, known: int) -> tuple[int, int]:
+        """It proposes now, and so reads all: (tokens since it proposed last, those of them it had still to read)."""
+        since = known - self._proposed.get(name, 0)
+        behind = self.behind(name, known)
+        self._read[name] = self._proposed[name] = known
+        return since, behind

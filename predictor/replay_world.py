@@ -56,14 +56,13 @@ class World:
     """The device of a replay. Times in seconds.
 
     names: of the rows of `accepts`. free: those of them without weights. costs: the true ones, from which the policy's
-    own table may start (see `known_costs`). capacity: slots. resident: what they hold at first. slow_down: of a round
+    own table may start (see `known_costs`). capacity: slots. resident: what they hold at first. slow_down: of work done
     while a draft loads. prefill: seconds per prompt token, in which loads go on but which are not counted. overhead: of
-    each round besides. ranking_rounds: rounds from asking for a ranking until it is there. window: tokens that a draft
-    looks back at most. max_new_tokens: the limit that answers had (0 = each ended at its own). typical_tokens: few
-    answers are taken to be longer, whatever the limit (0 = they are as long as the limit). interval: rounds between
-    scheduling points, whatever the policy says (0 = as it says). prefetch: False = only the draft that is wanted most
-    is ever loaded, and only from the first round on. rank_after_prefill: also ask for a ranking when the prompt was
-    read, and hold what follows from it before the first round.
+    each round besides: judging, and what the policy takes to plan and learn. window: tokens that a draft looks back at
+    most. max_new_tokens: the limit that answers had (0 = each ended at its own). typical_tokens: few answers are taken
+    to be longer, whatever the limit (0 = they are as long as the limit). interval: rounds between scheduling points,
+    whatever the policy says (0 = as it says). prefetch: False = only the draft that is wanted most is ever loaded, and
+    only from the first round on.
     """
 
     names: tuple[str, ...]
@@ -74,14 +73,12 @@ class World:
     slow_down: float = 1.0
     prefill: float = 0.0
     overhead: float = 0.0
-    ranking_rounds: int = 1
     window: int = 256
     max_new_tokens: int = 0
     typical_tokens: int = 0
     failing: frozenset[str] = frozenset()
     interval: int = 0
     prefetch: bool = True
-    rank_after_prefill: bool = True
 
     @property
     def weighted(self) -> tuple[str, ...]:
@@ -96,7 +93,7 @@ class World:
 @dataclass(frozen=True)
 class TextResult:
     """One text. tokens: without the first one, which comes with the prefill. fallbacks: rounds in which the draft the
-    policy wanted most was not in memory."""
+    policy wanted most could not run: it was away, or still reading."""
 
     domain: str
     tokens: int
@@ -120,7 +117,6 @@ class Outcome:
     hidden_seconds: float = 0.0
     shadow_seconds: float = 0.0
     catch_up_seconds: float = 0.0
-    reasons: list[str] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:

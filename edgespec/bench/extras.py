@@ -21,8 +21,10 @@ _FAILED = "the warm start failed"
 class Probes:
     """Bare decoders in workers of their own, one weight format at a time; made when first asked for."""
 
-    def __init__(self, model: Path, threads: int, start: Callable[[str], Worker] | None = None) -> None:
-        self._model, self._threads = model, threads
+    def __init__(
+        self, model: Path, threads: int, start: Callable[[str], Worker] | None = None, *, device: str = "cpu"
+    ) -> None:
+        self._model, self._threads, self._device = model, threads, device
         self._start = start or (lambda name: Worker(name, threads=threads))
         self._open: tuple[str, Worker] | None = None
         self._gaps: dict[tuple[Any, ...], dict[str, float]] = {}
@@ -32,7 +34,12 @@ class Probes:
             self.close()
             worker = self._start(f"probe {weight_format}")
             self._open = (weight_format, worker)
-            options = {"model": str(self._model), "threads": self._threads, "weight_format": weight_format}
+            options = {
+                "model": str(self._model),
+                "threads": self._threads,
+                "weight_format": weight_format,
+                "device": self._device,
+            }
             worker.request("load", timeout=1800.0, factory=PROBE, options=options)
         return self._open[1]
 

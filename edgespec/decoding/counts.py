@@ -56,7 +56,7 @@ class Counts:
         s.gamma_histogram[plan.gamma] = s.gamma_histogram.get(plan.gamma, 0) + 1
         name = draft or "plain"
         s.draft_share[name] = s.draft_share.get(name, 0) + 1
-        self._fallbacks += fallback or draft != plan.draft
+        self._fallbacks += fallback
         if draft is not None:
             s.switches += self._previous not in (None, draft)
             self._previous = draft
@@ -89,6 +89,7 @@ class Counts:
         s.mean_tokens_per_round = max(s.new_tokens - 1, 0) / s.rounds if s.rounds else 0.0
         s.acceptance_rate = s.accepted_tokens / s.proposed_tokens if s.proposed_tokens else 0.0
         s.acceptance_by_position = [stood / tried for stood, tried in zip(self._stood, self._tried) if tried]
+        s.tries_by_position = [tried for tried in self._tried if tried]
         s.fallback_share = self._fallbacks / s.rounds if s.rounds else 0.0
         return s
 

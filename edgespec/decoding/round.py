@@ -16,7 +16,6 @@ import numpy as np
 
 from drafts.base import FloatArray, Proposal
 from edgespec.decoding.acceptance import Outcome, accept
-from edgespec.decoding.catch_up import CatchUp, Reading, able
 from edgespec.decoding.counts import TO_SECONDS, Counts
 from edgespec.decoding.guard import Guarded
 from edgespec.decoding.params import SamplingParams
@@ -24,6 +23,7 @@ from edgespec.decoding.sampling import LogitsPipeline, token_logprob
 from edgespec.decoding.session import Session
 from edgespec.decoding.stopping import Answer
 from edgespec.results import GenerationResult, GenerationStats, TextDelta, TokenLogprob
+from predictor.catch_up import CatchUp, Reading, able
 from predictor.planner import PLAIN, Candidate, Observation, Plan, Planner
 
 
@@ -287,7 +287,8 @@ class Generation:
         end = perf_counter_ns()
         stamps = (begin, read, planned, drafted, verified, accepted, committed, end)
         there = resident if able_now is None else {candidate.name for candidate in able_now}
-        missed = preferred is not None and preferred not in there
+        # A request with a seed keeps to free drafts: then nothing is missed.
+        missed = preferred is not None and preferred not in there and not self._only_free
         self._counts.round(plan, draft, judged, stood, stamps, emitted=len(emitted), fallback=missed)
         self._catch_up.earn((end - begin) * TO_SECONDS)
         if session.tracer.enabled:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ GROUPS = {
 class Item:
     """One prompt: its user messages in turn (one, unless all turns of a question were asked for).
 
-    category: what the file says, domain: what figures are made for.
+    category: what the file says, domain: what figures are made for. given: the whole line.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Item:
     turns: tuple[str, ...]
     file: str
     line: int
+    given: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +113,11 @@ def _item(raw: bytes, path: Path, line: int, domain: str | None, all_turns: bool
         raise ValueError("it has neither 'prompt' nor 'turns'")
     if not isinstance(category, str) or not category.strip():
         raise ValueError("'category' must be a word")
-    name = record.get("id", record.get("question_id", f"{path.stem}:{line}"))
+    name = str(record.get("id", record.get("question_id", f"{path.stem}:{line}")))
     texts = tuple(_text(turn) for turn in turns)
-    return Item(str(name), domain or GROUPS.get(category, category), category, texts, str(path), line)
+    _whole(category, "category")
+    _whole(name, "id")
+    return Item(name, domain or GROUPS.get(category, category), category, texts, str(path), line, record)
 
 
 def _record(raw: bytes) -> dict[str, Any]:
@@ -136,11 +139,15 @@ def _text(value: Any) -> str:
         raise ValueError(f"the prompt is {type(value).__name__}, not text")
     if not value.strip():
         raise ValueError("the prompt is empty")
+    _whole(value, "prompt")
+    return value
+
+
+def _whole(value: str, what: str) -> None:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise ValueError("the prompt has half a character (a lone surrogate)") from None
-    return value
+        raise ValueError(f"the {what} has half a character (a lone surrogate)") from None
 
 
 def limited(

@@ -37,6 +37,7 @@ class _Request:
     gamma_max: int
     rng: np.random.Generator
     ahead: Foresight | None
+    free: tuple[str, ...]
     used: set[str] = field(default_factory=set)
 
     def common(self) -> dict[str, bool | int]:
@@ -110,7 +111,8 @@ def _memspec(r: _Request) -> Policy:
 
 def _oracle(r: _Request) -> Policy:
     kind = OracleStatic if r.name == "oracle-static" else OracleDynamic
-    return kind(r.costs, r.drafts, r.gamma, r.gamma_max, r.foresight(), **r.common())  # type: ignore[arg-type]
+    foresight = r.foresight()
+    return kind(r.costs, r.drafts, r.gamma, r.gamma_max, foresight, free=r.free, **r.common())  # type: ignore[arg-type]
 
 
 def _edgespec(r: _Request) -> Policy:
@@ -167,7 +169,7 @@ def make_policy(
     options = dict(_option(name, text) for text in match["options"].split(",") if text)
     rng = np.random.default_rng(seed)
     gamma = _gamma(name, match["gamma"])
-    request = _Request(name, draft, gamma, options, costs, tuple(drafts), gamma_max, rng, trace)
+    request = _Request(name, draft, gamma, options, costs, tuple(drafts), gamma_max, rng, trace, tuple(free))
     policy = _MAKERS[name](request)
     unknown = sorted(set(options) - request.used)
     if unknown:

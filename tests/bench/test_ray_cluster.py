@@ -47,15 +47,18 @@ def jobs(count: int, luck: Path = Path("luck"), **changes) -> list[Job]:
     return [Job(Shard(index, count), **settings) for index in range(1, count + 1)]
 
 
-def run_folder(finished: bool = True) -> dict[str, bytes]:
-    return {"run.json": json.dumps(RUN | {"finished": finished}).encode(), "records/plain.jsonl": b""}
+def run_folder(finished: bool = True, answers: int = 0, **changes) -> dict[str, bytes]:
+    records = b'{"error": null}\n' * answers
+    return {"run.json": json.dumps(RUN | {"finished": finished} | changes).encode(), "records/plain.jsonl": records}
 
 
 class FakeCluster:
-    """Nodes that end their jobs in the order in which they got them. `endings[shard index]` is how."""
+    """Nodes that end their jobs in the order in which they got them. `endings[shard index]`, or [node, shard index], is
+    how; `sent` comes of those that are stopped."""
 
-    def __init__(self, nodes: list[str], endings: dict[int, Outcome | BaseException] | None = None) -> None:
+    def __init__(self, nodes: list[str], endings: dict | None = None) -> None:
         self.there, self.endings = nodes, endings or {}
+        self.sent: dict[int, Outcome] = {}
         self.started: list[tuple[str, int]] = []
         self.most: dict[str, int] = {}
         self.running: dict[int, str] = {}
@@ -73,7 +76,8 @@ class FakeCluster:
         return job.shard.index
 
     def wait(self, handles):
-        outcome = self.endings.get(handles[0], Outcome("host", files=run_folder()))
+        where = self.running[handles[0]], handles[0]
+        outcome = self.endings.get(where) or self.endings.get(handles[0], Outcome("host", files=run_folder()))
         if isinstance(outcome, BaseException):
             raise outcome
         node = self.running.pop(handles[0])
@@ -81,8 +85,9 @@ class FakeCluster:
             self.there.remove(node)
         return handles[0], outcome
 
-    def stop(self, handles) -> None:
+    def stop(self, handles):
         self.stopped += handles
+        return [(handle, self.sent[handle]) for handle in handles if handle in self.sent]
 
 
 def merger(log: list) -> ray_cluster.Merge:
@@ -115,7 +120,7 @@ def test_a_node_that_dies_is_named_and_the_others_go_on(tmp_path, capsys):
     cluster, merged = FakeCluster(["a", "b"], {1: lost}), []
     assert run_shards(jobs(4), cluster, tmp_path, resume=False, merge=merger(merged)) == 1
     assert merged[0][0] == ["shard-2-of-4", "shard-3-of-4", "shard-4-of-4"]
-    assert [node for node, _ in cluster.started] == ["a", "b", "b", "b"]
+    assert cluster.started == [("a", 1), ("b", 2), ("b", 3), ("b", 4), ("b", 1)]
     text = capsys.readouterr().err
     assert "shard 1/4 on a failed: NodeDiedError: the node is gone" in text
     assert "1 of 4 shards are not finished (1/4)" in text
@@ -132,7 +137,45 @@ def test_without_any_node_left_the_rest_fails(tmp_path, capsys):
 def test_a_node_that_refuses_its_shard_does_not_get_all_the_others(tmp_path):
     cluster = FakeCluster(["a", "b"], {1: Outcome("a", 2, "error: no such model")})
     assert run_shards(jobs(4), cluster, tmp_path, resume=False, merge=merger([])) == 1
-    assert [node for node, _ in cluster.started] == ["a", "b", "b", "b"]
+    assert cluster.started == [("a", 1), ("b", 2), ("b", 3), ("b", 4), ("b", 1)], "perhaps it was the node: at last"
+
+
+def test_a_shard_that_one_node_cannot_run_is_run_by_another(tmp_path, capsys):
+    for outcome in (Outcome("a", 2, "error: no such model"), Outcome(code=1, message="NodeDiedError", lost=True)):
+        cluster, merged, out = FakeCluster(["a", "b"], {("a", 1): outcome}), [], tmp_path / str(outcome.code)
+        out.mkdir()
+        assert run_shards(jobs(2), cluster, out, resume=False, merge=merger(merged)) == 0
+        assert cluster.started == [("a", 1), ("b", 2), ("b", 1)]
+        assert len(merged[0][0]) == 2
+        assert "shard 1/2 runs on b" in capsys.readouterr().err
+
+
+def test_a_shard_that_nobody_takes_does_not_go_to_all_nodes(tmp_path):
+    cluster = FakeCluster(list("abcde"), {1: Outcome("x", 2, "error: no question")})
+    assert run_shards(jobs(1), cluster, tmp_path, resume=False, merge=merger([])) == 1
+    assert cluster.started == [("a", 1), ("b", 1), ("c", 1)]
+
+
+def test_of_two_that_failed_the_one_with_more_answers_is_kept(tmp_path):
+    folder = tmp_path / "shard-1-of-1"
+    for answers, kept in ((3, 3), (2, 3), (4, 4)):
+        cluster = FakeCluster(["a"], {1: Outcome("a", 1, "killed", run_folder(False, answers))})
+        assert run_shards(jobs(1), cluster, tmp_path, resume=answers != 3, merge=merger([])) == 1
+        assert len((folder / "records" / "plain.jsonl").read_bytes().splitlines()) == kept
+    done = FakeCluster(["a"], {1: Outcome("a", files=run_folder(True, 2))})
+    assert run_shards(jobs(1), done, tmp_path, resume=True, merge=merger([])) == 0
+
+
+def test_a_shard_with_errors_is_done_and_asked_once_more_only_if_that_is_wanted(tmp_path, capsys):
+    broken = {"kind": "policy", "status": "error", "message": "no room", "weights": "", "peak_memory_bytes": None}
+    faulty = Outcome("a", 1, "no room", run_folder(arms={"b": broken}))
+    assert run_shards(jobs(2), FakeCluster(["a"], {2: faulty}), tmp_path, resume=False, merge=merger([])) == 1
+    assert "shard 2/2 is done, with errors: no room (code 1)" in capsys.readouterr().err
+    idle, again = FakeCluster(["a"]), FakeCluster(["a"])
+    assert run_shards(jobs(2), idle, tmp_path, resume=True, merge=merger([])) == 0
+    assert idle.started == []
+    assert run_shards(jobs(2), again, tmp_path, resume=True, merge=merger([]), retry_errors=True) == 0
+    assert again.started == [("a", 2)]
 
 
 def test_resume_runs_only_what_is_not_finished(tmp_path, capsys):
@@ -159,14 +202,16 @@ def test_a_folder_with_shards_is_refused_without_resume_and_with_another_run(tmp
 
 def test_interrupted_shards_are_stopped_and_the_others_kept(tmp_path, capsys):
     cluster = FakeCluster(["a", "b"], {2: KeyboardInterrupt()})
+    cluster.sent[2] = Outcome("b", 130, "interrupted", run_folder(False, 5))
     assert run_shards(jobs(4), cluster, tmp_path, resume=False, merge=merger([])) == 130
     assert cluster.stopped == [2, 3]
     assert (tmp_path / "shard-1-of-4" / "run.json").is_file()
+    assert len((tmp_path / "shard-2-of-4" / "records" / "plain.jsonl").read_bytes().splitlines()) == 5
     assert "--resume" in capsys.readouterr().err
 
 
 def test_the_words_of_a_shard():
-    own = ["--ray", "h:1", "--shards", "4", "--out=D", "--questions", "q", "--resume"]
+    own = ["--ray", "h:1", "--shards", "4", "--out=D", "--questions", "q", "--resume", "--retry-errors"]
     assert shard_words(["bench", "specbench", *own, "--seed", "7"]) == ["bench", "specbench", "--seed", "7"]
 
 
@@ -190,6 +235,9 @@ try:
     pathlib.Path(sys.argv[1]).touch()
     time.sleep(60)
 except KeyboardInterrupt:
+    out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+    out.mkdir()
+    (out / "run.json").write_text("half")
     pathlib.Path(sys.argv[2]).touch()
 """
 
@@ -214,9 +262,9 @@ def test_an_interrupt_reaches_the_command_of_the_shard(tmp_path):
         _thread.interrupt_main()  # as Ray does it
 
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        run_job(job)
+    outcome = run_job(job)
     assert ended.exists()
+    assert (outcome.code, outcome.message, outcome.files) == (130, "interrupted", {"run.json": b"half"})
 
 
 def test_a_folder_is_replaced_whole_and_nothing_is_written_beside_it(tmp_path):
@@ -226,6 +274,28 @@ def test_a_folder_is_replaced_whole_and_nothing_is_written_beside_it(tmp_path):
     with pytest.raises(OSError, match="outside"):
         write_folder(tmp_path / "d", {"../e": b""})
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    write_folder(tmp_path / "d", {"a": b"1"})
+    rename = Path.rename
+
+    def failing(self, target):
+        if self.name == "new":
+            raise OSError("no room")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="no room"):
+        write_folder(tmp_path / "d", {"a": b"2"})
+    assert cluster_module.read_folder(tmp_path / "d") == {"a": b"1"}
+
+
+def test_a_damaged_plan_is_named(tmp_path):
+    for shards in ("4", True, 0):
+        (tmp_path / "cluster.json").write_text(json.dumps({"shards": shards}))
+        with pytest.raises(ConfigError, match=r"cluster\.json is damaged"):
+            ray_cluster._shards_before(tmp_path)
 
 
 QUESTION = '{"question_id": 1, "category": "qa", "turns": ["Why?"]}\n'
@@ -317,8 +387,9 @@ def test_on_a_real_local_cluster(tmp_path, capsys):
         job, ready, ended = patient(tmp_path)
         handle = cluster.start(cluster.nodes()[0], job)
         await_file(ready)
-        cluster.stop([handle])
+        ((stopped, sent),) = cluster.stop([handle])
         assert ended.exists()
+        assert (stopped, sent.files) == (handle, {"run.json": b"half"})
     assert [len(folders) for folders, _ in merged] == [3, 3]
     assert (out / "shard-2-of-3" / "records" / "plain.jsonl").read_text() == "text 2/3"
     assert not (out / "shard-1-of-3" / "lock").exists()

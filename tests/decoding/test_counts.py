@@ -51,8 +51,9 @@ def test_every_counter_of_a_mixed_run(text: list[int]) -> None:
     assert stats.gamma_histogram == {3: 2, 2: 3, 0: 5, 1: 2}  # the last plan, none 2, is clipped to 0
     assert (stats.proposed_tokens, stats.accepted_tokens) == (12, 8)
     assert stats.acceptance_by_position == [4 / 6, 1.0, 1.0]
+    assert stats.tries_by_position == [6, 2, 2]
     assert stats.switches == 4
-    assert stats.fallback_share == 1 / 12
+    assert stats.fallback_share == 0, "to propose nothing is none: test_reading_all has those that are"
     assert stats.prompt_tokens == len(PROMPT)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from predictor import CostTable
 from predictor.policies import make_policy
+from predictor.policies.base import LOOKUP
 from predictor.replay import Outcome, Rankings, Replay, TextTrace, World, replay
 
 NAMES = ("general", "code", "math", "law", "chat")
@@ -70,7 +71,8 @@ def run(
     """Replay a policy; drafts of `edgespec` are expected to do what their manifests say."""
 
     def make(costs: CostTable, ahead: Replay):  # type: ignore[no-untyped-def]
-        policy = make_policy(spec, costs, device.weighted, capacity=device.capacity, trace=ahead, seed=seed)
+        free = (*sorted(device.free), LOOKUP)
+        policy = make_policy(spec, costs, device.weighted, capacity=device.capacity, trace=ahead, seed=seed, free=free)
         for name, rate in expected.items():
             if hasattr(policy, "expect"):
                 policy.expect(name, rate)

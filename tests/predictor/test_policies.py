@@ -9,20 +9,22 @@ import pytest
 
 from predictor import PLAIN, Candidate, CostTable, Observation, Plan, Policy, View
 from predictor.policies import POLICIES, make_policy
-from predictor.policies.oracle import Stretch
+from predictor.policies.oracle import Leg
 
 NAMES = ("general", "code", "math", "law")
 COSTS = {width: 1.0 + 0.1 * (width - 1) for width in range(1, 12)}
 
 
 class NoFuture:
-    position = 1
+    """Whatever the drafts, the first one is best, in its first way."""
 
-    def stretch(self, *_: Any, **__: Any) -> Stretch:
-        return Stretch(1, 1.0, 2)
+    def foresee(self, own: Any, common: Any, rounds: int | None, capacity: int) -> list[Leg]:
+        draft = next(iter(own), None)
+        ways = common if draft is None else own[draft]
+        return [Leg(ways[0], common[-1], 0)]
 
-    def best(self, choices: Any, *_: Any, **__: Any) -> tuple[tuple[str | None, int], Stretch]:
-        return choices[0], Stretch(1, 1.0, 2)
+    def behind(self, draft: str) -> int:
+        return 0
 
 
 def policy(spec: str, drafts: tuple[str, ...] = NAMES, capacity: int = 2, **more: Any) -> Policy:

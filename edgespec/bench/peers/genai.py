@@ -93,10 +93,10 @@ class GenaiPeer:
         build_graph(Path(model))
 
     def generate(self, ids: list[int], new_tokens: int, eos_ids: Sequence[int] = ()) -> dict[str, Any]:
-        """Greedy answer to token ids, up to a token of `eos_ids`; a minimum length keeps it from ending on its own."""
+        """Greedy answer to token ids, up to a token of `eos_ids`; without any, a minimum length keeps it going."""
         length = len(ids) + new_tokens
         params = self._genai.GeneratorParams(self._model)
-        params.set_search_options(max_length=length, min_length=length, do_sample=False)
+        params.set_search_options(max_length=length, min_length=0 if eos_ids else length, do_sample=False)
         answer: list[int] = []
         recorder = Recorder()
         generator = self._genai.Generator(self._model, params)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import NamedTuple
 
+from edgespec.bench.reporting.checks import check
 from edgespec.bench.specbench.folder import ArmInfo, Record, RunFolder
-from edgespec.errors import ConfigError
 
 PLAIN = "plain"
 
@@ -49,9 +47,24 @@ class Comparison:
         """All turns of the arm that count, every repeat."""
         return [record for pairs in self.pairs.values() for pair in pairs for record in pair.arm]
 
+    def apart(self) -> list[str]:
+        """Questions whose plain was measured in another session: before or after a --resume."""
+        return [question for question, pairs in self.pairs.items() if any(map(_apart, pairs))]
+
+    def first_repeat(self) -> Comparison | None:
+        """The same over the first repeat alone, in which no text was seen before; None without any other."""
+        if all(pair.arm[0].repeat == 0 for pairs in self.pairs.values() for pair in pairs):
+            return None
+        first = {name: [pair for pair in pairs if pair.arm[0].repeat == 0] for name, pairs in self.pairs.items()}
+        return Comparison({name: pairs for name, pairs in first.items() if pairs})
+
+
+def _apart(pair: Pair) -> bool:
+    return [record.session for record in pair.arm] != [record.session for record in pair.plain]
+
 
 class Sums(NamedTuple):
-    """Of one question, medians over repeats of sums over turns. Seconds and tokens of decoding; all tokens, seconds."""
+    """Of one question, over all its turns. Tokens and seconds of decoding; all tokens, seconds."""
 
     decode_tokens: float = 0.0
     decode_s: float = 0.0
@@ -60,17 +73,22 @@ class Sums(NamedTuple):
 
 
 def sums(repeats: Iterable[Turns]) -> Sums:
-    """The median repeat of one question."""
-    each = [
-        Sums(
-            sum(r.decode_tokens for r in turns),
-            sum(r.decode_s for r in turns),
-            sum(len(r.token_ids) for r in turns),
-            sum(r.seconds for r in turns),
-        )
-        for turns in repeats
-    ]
-    return Sums(*(median(values) for values in zip(*each))) if each else Sums()
+    """One question as its median repeat has it: the one of median decode rate, and for the whole turn that of its own
+    median rate."""
+    decoding: list[tuple[float, float]] = []
+    whole: list[tuple[float, float]] = []
+    for turns in repeats:
+        decoding.append((sum(r.decode_tokens for r in turns), sum(r.decode_s for r in turns)))
+        whole.append((sum(len(r.token_ids) for r in turns), sum(r.seconds for r in turns)))
+    return Sums(*_median(decoding), *_median(whole)) if decoding else Sums()
+
+
+def _median(amounts: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """The (tokens, seconds) of median rate; halfway between the two in the middle of an even number."""
+    ordered = sorted(amounts, key=lambda amount: amount[0] / amount[1] if amount[1] else 0.0)
+    half = (len(ordered) - 1) // 2
+    left, right = ordered[half], ordered[-1 - half]
+    return (left[0] + right[0]) / 2, (left[1] + right[1]) / 2
 
 
 class Answers:
@@ -85,7 +103,7 @@ class Answers:
         """Take in the records of one folder."""
         found: dict[Place, dict[int, dict[int, Record]]] = {}
         for record in records:
-            _check(self.name, record)
+            check(self.name, record)
             self.records.append(record)
             place = (folder, record.group), record.question_id
             found.setdefault(place, {}).setdefault(record.repeat, {})[record.turn] = record
@@ -165,26 +183,4 @@ def _together(one: ArmInfo, other: ArmInfo) -> ArmInfo:
         message="; ".join(dict.fromkeys(info.message for info in (one, other) if info.message)),
         weights=one.weights or other.weights,
         peak_memory_bytes=max(peaks, default=None),
-    )
-
-
-def _check(arm: str, record: Record) -> None:
-    """ConfigError for numbers that no clock and no counter gives: they would spoil every sum they are in."""
-    values = {"decode_s": record.decode_s, "seconds": record.seconds, "decode_tokens": record.decode_tokens}
-    if record.first_token_s is not None:
-        values["first_token_s"] = record.first_token_s
-    values |= {key: value for key, value in record.stats.items() if isinstance(value, float)}
-    for name, value in values.items():
-        if not math.isfinite(value) or value < 0:
-            raise _damaged(arm, record, f"{name} is {value}")
-    if record.decode_tokens and not record.decode_s:
-        raise _damaged(arm, record, f"{record.decode_tokens} tokens in no time (decode_s is 0)")
-    if record.decode_tokens > len(record.token_ids):
-        raise _damaged(arm, record, f"decode_tokens is {record.decode_tokens} of {len(record.token_ids)} token_ids")
-
-
-def _damaged(arm: str, record: Record, what: str) -> ConfigError:
-    return ConfigError(
-        f"The record of arm {arm!r}, question {record.question_id}, repeat {record.repeat}, turn {record.turn} is "
-        f"damaged: {what}. Take its line out, and --resume measures it anew."
     )

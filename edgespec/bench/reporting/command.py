@@ -80,10 +80,13 @@ def show(document: Mapping[str, Any], console: Console) -> None:
         if summary.rows:
             shown = Table(title=summary.title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
             for column in summary.columns:
-                shown.add_column(column, justify="left" if column == "arm" else "right", overflow="fold")
+                arm = column == "arm"  # whose names stay whole
+                shown.add_column(column, justify="left" if arm else "right", overflow="fold", no_wrap=arm)
             for row in summary.rows:
                 shown.add_row(*(Text(cell) for cell in row))
             console.print(shown)
+            if summary.note:
+                console.print(Text(summary.note))
         for name, status, why in tables.absent(part).rows:
             console.print(Text(f"{name}: {status}, {why}"))
         for warning in tables.warnings(part):

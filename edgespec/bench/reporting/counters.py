@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
 from edgespec.bench.specbench.folder import Record
-from edgespec.errors import ConfigError
 
 # Seconds of a round that exclude each other.
 PARTS = {
@@ -41,7 +40,7 @@ def _own(records: Sequence[Record]) -> dict[str, Any]:
     told = [record for record in records if record.stats]
     if not told:
         return {}
-    total = {name: sum(number(record, name) for record in told) for name in _SUMMED}
+    total = {name: sum(number(record, name) for record in told) for name in SUMMED}
     seconds, rounds = total["decode_seconds"], total["rounds"]
     energy = [number(record, "energy_joules") for record in told if record.stats.get("energy_joules") is not None]
     joules = sum(energy) if len(energy) == len(told) else None
@@ -69,36 +68,32 @@ def _own(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-_SUMMED = (
+SUMMED = (
     *PARTS.values(), "decode_seconds", "rounds", "accepted_tokens", "proposed_tokens", "switches", "loads",
     "load_seconds_hidden", "load_seconds_exposed", "ranker_seconds",
 )  # fmt: skip
 
 
 def number(record: Record, name: str) -> float:
-    """One of the statistics, 0 where it is not there. Raises ConfigError if it is no number."""
-    value = record.stats.get(name) or 0
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigError(f"The record of question {record.question_id} is damaged: {name} is {value!r}, not a number.")
-    return float(value)
+    """One of the statistics, 0 where it is not there. (`checks` has seen to it that it is a number.)"""
+    return float(record.stats.get(name) or 0)
 
 
 def by_position(records: Iterable[Record]) -> list[float]:
     """Accepted share of the proposals that reached each place of a block.
 
-    The tries of a place weigh where they are told; else those that reached it if every block were long enough.
+    Nothing if an answer does not tell how many they were, as in runs that were measured before it was counted.
     """
     hits: Counter[int] = Counter()
     tries: Counter[int] = Counter()
     for record in records:
-        told = record.stats.get("tries_by_position")
-        reached = number(record, "rounds") - _counts(record, "draft_share").get("plain", 0.0)
-        for place, share in enumerate(record.stats.get("acceptance_by_position") or ()):
-            tried = float(told[place]) if told else reached
-            tries[place] += tried  # type: ignore[assignment]
-            hits[place] += tried * share  # type: ignore[assignment]
-            reached *= share
-    return [hits[place] / tries[place] for place in sorted(tries) if tries[place] > 0]
+        shares, told = (record.stats.get(name) or () for name in ("acceptance_by_position", "tries_by_position"))
+        if len(told) < len(shares):
+            return []
+        for place, (share, tried) in enumerate(zip(shares, told)):
+            tries[place] += tried
+            hits[place] += tried * share
+    return [hits[place] / tries[place] for place in sorted(tries) if tries[place]]
 
 
 def draft_counts(records: Iterable[Record]) -> dict[str, float]:
@@ -111,8 +106,6 @@ def draft_counts(records: Iterable[Record]) -> dict[str, float]:
 
 def _counts(record: Record, name: str) -> dict[str, float]:
     value = record.stats.get(name) or {}
-    if not isinstance(value, Mapping) or not all(isinstance(count, (int, float)) for count in value.values()):
-        raise ConfigError(f"The record of question {record.question_id} is damaged: {name} is not counts by name.")
     return {str(key): float(count) for key, count in value.items()}
 
 
@@ -134,6 +127,13 @@ def parts_exceed_total(record: Record) -> bool:
     turn = number(record, "prefill_seconds") + seconds
     pairs = (rounds, seconds), (turn, record.seconds), (record.first_token_s + record.decode_s, record.seconds)
     return any(part > whole * _SLACK + _SLACK_S for part, whole in pairs)
+
+
+def empty_share(records: Sequence[Record]) -> float:
+    """Share of rounds whose draft proposed nothing, in answers of versions that counted those as fallbacks, too."""
+    old = [record for record in records if record.stats and "tries_by_position" not in record.stats]
+    empty = sum(_counts(r, "draft_share").get("plain", 0) - _counts(r, "gamma_histogram").get("0", 0) for r in old)
+    return max(0.0, _share(empty, sum(number(record, "rounds") for record in old)) or 0.0)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

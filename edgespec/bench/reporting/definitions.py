@@ -6,10 +6,16 @@ DEFINITIONS = {
     "decode speed": "tokens after the first emission / seconds from the first to the last emission, summed over "
     "questions; the prompt's reading is not in it, nor are tokens that came with the first emission",
     "x plain": "decode speed of the arm / decode speed of plain, over the same questions; plain is the one that ran in "
-    "the same group, because arms that do not fit into memory together run in groups with a plain arm each",
+    "the same group, because arms that do not fit into memory together run in groups with a plain arm each; an arm "
+    "that broke off and went on after a --resume has a group of its own for that, with plain run again",
     "questions that count": "those that both the arm and plain answered in the same turns; a question with an error in "
-    "any turn or repeat of either is left out of both, and shown. Of several repeats, the median of each question "
-    "counts",
+    "any turn or repeat of either is left out of both, and shown. Of several repeats, the one of median speed counts "
+    "for each question",
+    "1st repeat": "x plain of the first repeat alone. A policy keeps what it learned from repeat to repeat, as from "
+    "question to question, so that the later ones meet texts that it has seen before",
+    "least task": "the smallest x plain of the tasks with at least two questions",
+    "weights": "what the arm computes with; an arm that is marked (*) has other weights than plain, so that its text "
+    "and its work are not the same",
     "95% interval": "bootstrap over questions (4000 resamples, the same ones for every arm): what other questions of "
     "this kind would have given; none below 2 questions",
     "task": "Spec-Bench's: mt-bench (writing, roleplay, reasoning, math, coding, extraction, stem, humanities), "
@@ -20,9 +26,10 @@ DEFINITIONS = {
     "tokens per round": "tokens emitted by each target forward after the prompt's, the target's own (corrected or "
     "bonus) token included",
     "acceptance": "accepted / proposed draft tokens; by position: share accepted of the proposals that reached that "
-    "place of their block",
+    "place of their block (known only where every answer tells how many reached it)",
     "draft share": "rounds by the draft that proposed; plain = none did",
-    "fallback": "share of rounds in which the draft that the policy wanted most was not in memory, or proposed nothing",
+    "fallback": "share of rounds in which the draft that the policy wanted most could not run, because it was not in "
+    "memory or still had to read what it had missed",
     "loads": "drafts that became resident while answers were made; hidden seconds passed beside rounds, in exposed "
     "ones rounds waited",
     "planning": "seconds on the decoding thread spent on choosing draft and length, learning and features / decode "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,7 +76,10 @@ def read_ties(folder: Path) -> dict[TieKey, dict[str, float]]:
     for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         try:
             arm, group, repeat, question, turn, at, gap = json.loads(line)
-            found[arm, group, repeat, question, turn, at] = {name: float(gap[name]) for name in ("margin", "gap")}
+            values = {name: float(gap[name]) for name in ("margin", "gap")}
+            if not all(map(math.isfinite, values.values())):
+                raise ValueError
+            found[arm, group, repeat, question, turn, at] = values
         except (ValueError, KeyError, TypeError):
             raise ConfigError(f"{file}, line {number} is damaged; delete the file to report without gaps.") from None
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgespec.bench.reporting import merge
 from edgespec.bench.reporting.answers import PLAIN, Answers, Comparison, Part
-from edgespec.bench.reporting.counters import counters, draft_counts, parts_exceed_total
+from edgespec.bench.reporting.counters import counters, draft_counts, empty_share, parts_exceed_total
 from edgespec.bench.reporting.definitions import DEFINITIONS
 from edgespec.bench.reporting.equality import equality, unstable
 from edgespec.bench.reporting.ratios import Ratios, least, whole
@@ -17,6 +17,7 @@ from edgespec.bench.specbench.folder import RunFolder
 from edgespec.bench.summary import BUSY_SHARE, STALE_PROMPT_FACTOR
 
 FORMAT = 1
+_OF_THE_FILE = ("the same file", "the file's")  # how the weights begin that are those of the model's file
 
 
 def figures(folders: Sequence[RunFolder]) -> dict[str, Any]:
@@ -77,6 +78,7 @@ def arm_figures(part: Part, arm: Answers, comparison: Comparison, ratios: Ratios
     """Everything about one arm. Its counters are over the turns that count, every repeat."""
     records = comparison.records()
     failures = [r for r in arm.records if r.error is not None]
+    first = comparison.first_repeat()
     by_task = ratios.by(comparison, "task")
     domains = part.names("domain")
     return {
@@ -84,7 +86,9 @@ def arm_figures(part: Part, arm: Answers, comparison: Comparison, ratios: Ratios
         "status": arm.info.status,
         "message": arm.info.message,
         "weights": arm.info.weights,
+        "other_weights": _other_weights(arm, part.arms.get(PLAIN)),
         "speedup": ratios.of(comparison),
+        "first_repeat": None if first is None else ratios.of(first),
         "whole_turn": ratios.of(comparison, amounts=whole),
         "by_task": by_task,
         "by_category": ratios.by(comparison, "category"),
@@ -106,6 +110,15 @@ def arm_figures(part: Part, arm: Answers, comparison: Comparison, ratios: Ratios
         "equality": equality(part, arm.name),
         "warnings": _warnings(arm, comparison, sampled=float(part.runs[0].settings.get("temperature") or 0) > 0),
     }
+
+
+def _other_weights(arm: Answers, plain: Answers | None) -> bool:
+    """Whether it computes with other weights than plain, as far as their words tell."""
+    words = [one.info.weights for one in (arm, plain) if one is not None]
+    if len(words) < 2 or not all(words):
+        return False
+    left, right = ("the file" if text.startswith(_OF_THE_FILE) else text.split(";")[0] for text in words)
+    return left != right
 
 
 def _domain(records: Sequence[Any]) -> dict[str, Any]:
@@ -132,6 +145,18 @@ def _warnings(arm: Answers, comparison: Comparison, *, sampled: bool) -> list[st
     drift = _later_over_first(comparison)
     if drift is not None and drift > STALE_PROMPT_FACTOR:
         found.append(f"the last repeat ran {drift:.2f} times as fast as the first: it is warmed up, or it remembers")
+    empty = empty_share(comparison.records())
+    if empty:
+        found.append(
+            f"its fallback share has the {empty:.1%} of rounds in it in which a draft proposed nothing, as earlier "
+            "versions counted"
+        )
+    apart = comparison.apart()
+    if apart:
+        found.append(
+            f"in {len(apart)} questions plain was measured in another session (a --resume lies between), when the "
+            "machine may have been faster or slower"
+        )
     changed = [] if sampled else unstable(arm)
     if changed:
         found.append(f"the answer to {len(changed)} questions changed from one repeat to another: {_some(changed)}")
@@ -164,6 +189,9 @@ def _part_warnings(part: Part, comparisons: dict[str, Comparison]) -> list[str]:
         found.append(f"the runs are of several versions of edgespec: {', '.join(sorted(versions))}")
     if len({merge.machine_key(run.machine) for run in part.runs}) > 1:
         found.append("the runs are of different machines: ratios pair arms of one machine, tokens a second mix them")
+    held = sorted({str(run.machine["slots"]) for run in part.runs if "slots" in run.machine})
+    if len(held) > 1:
+        found.append(f"the runs held different numbers of drafts in memory: {', '.join(held)}")
     skipped = sum(len(run.skipped) for run in part.runs)
     if skipped:
         found.append(f"{skipped} lines of the question files were skipped (see the runs)")

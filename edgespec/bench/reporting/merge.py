@@ -11,6 +11,7 @@ from edgespec.errors import ConfigError
 
 _OWN = ("shard",)  # settings that each shard has for itself
 _MACHINES_OWN = ("threads",)  # and each machine
+_MADE_OF_AUTO = {"context": "context", "slots": "drafts in memory at once"}  # by a machine, of its free memory
 
 
 def parts(runs: Sequence[RunFolder]) -> list[Part]:
@@ -40,10 +41,14 @@ def machine_key(machine: dict[str, Any]) -> Hashable:
 
 def _same_settings(one: RunFolder, other: RunFolder) -> None:
     free = set(_OWN)
+    names = sorted(one.settings.keys() | other.settings.keys())
+    pairs = [(name, one.settings.get(name), other.settings.get(name)) for name in names]
     if machine_key(one.machine) != machine_key(other.machine):
         free.update(_MACHINES_OWN)
-    for name in one.settings.keys() | other.settings.keys():
-        left, right = one.settings.get(name), other.settings.get(name)
+    else:
+        known = [name for name in _MADE_OF_AUTO if name in one.machine and name in other.machine]
+        pairs += [(_MADE_OF_AUTO[name], one.machine[name], other.machine[name]) for name in known]
+    for name, left, right in pairs:
         if name not in free and left != right:
             raise ConfigError(
                 f"{one.path} and {other.path} do not belong together: {name} is {left!r} in the first and {right!r} in "

@@ -56,19 +56,21 @@ def speedups(part: Mapping[str, Any]) -> Iterator[Picture]:
         "speedup",
         f"Decode speed, times plain: all {part['questions']} questions",
         "Dot: the ratio over all questions; line: its 95% interval. The grey vertical line is plain decoding. "
-        "Filled dots are policies (grey: fixed ones), open diamonds other engines.",
-        _dots(first, span, arms),
+        "Filled dots are policies (grey: fixed ones), open diamonds other engines. In brackets: of how many questions, "
+        "where not of all.",
+        _dots(first, span, arms, part["questions"]),
     )
     for number, task in enumerate(tasks):
         of_task = {name: arms[name]["by_task"][task] for name in names}
         title = f"… in {task} ({part['by_task'][task]})"
-        yield Picture(f"speedup-{number}", title, "", _dots(of_task, span, arms))
+        yield Picture(f"speedup-{number}", title, "", _dots(of_task, span, arms, part["by_task"][task]))
 
 
-def _dots(ratios: Mapping[str, Mapping[str, Any]], span: tuple[float, float], arms: Arms) -> Figure:
-    """A row for each arm: dot, interval, and the number at the right."""
+def _dots(ratios: Mapping[str, Mapping[str, Any]], span: tuple[float, float], arms: Arms, questions: int) -> Figure:
+    """A row for each arm: dot, interval, and the number at the right. questions: of the heading."""
+    labels = [_counted(name, ratio, questions) for name, ratio in ratios.items()]
     figure = style.figure(0.08 + style.LINE * len(ratios) + 0.32)
-    left = style.label_width([style.shortened(name) for name in ratios])
+    left = style.label_width(labels)
     axes = style.axes(figure, left=left, right=0.42, top=0.08, bottom=0.32)
     axes.set_ylim(len(ratios) - 0.5, -0.5)
     axes.set_xlim(*span)
@@ -91,10 +93,16 @@ def _dots(ratios: Mapping[str, Mapping[str, Any]], span: tuple[float, float], ar
             text, (1, row), (27, 0), xycoords=axes.get_yaxis_transform(), textcoords="offset points", ha="right",
             va="center", color=style.INK, fontweight=weight, fontsize=style.SIZE,
         )  # fmt: skip
-    axes.set_yticks(range(len(ratios)), [style.shortened(name) for name in ratios])
+    axes.set_yticks(range(len(ratios)), labels)
     for label, name in zip(axes.get_yticklabels(), ratios):
         label.set_fontweight("bold" if name == ours else "normal")
     return figure
+
+
+def _counted(name: str, ratio: Mapping[str, Any], questions: int) -> str:
+    few = ratio["value"] is not None and ratio["questions"] != questions
+    count = f" ({ratio['questions']})" if few else ""
+    return style.shortened(name, 24 - len(count)) + count
 
 
 def heat_maps(part: Mapping[str, Any]) -> Iterator[Picture]:

@@ -78,8 +78,8 @@ def _rate(amounts: Sequence[Amount]) -> float | None:
 
 
 def least(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The task with the smallest ratio."""
-    known = {task: ratio["value"] for task, ratio in by_task.items() if ratio["value"] is not None}
+    """The task with the smallest ratio, of those with two questions at least: one alone says nothing of its task."""
+    known = {task: r["value"] for task, r in by_task.items() if r["value"] is not None and r["questions"] > 1}
     if not known:
         return None
     task = min(known, key=lambda name: known[name])

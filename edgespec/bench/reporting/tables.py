@@ -9,6 +9,8 @@ from edgespec.bench.reporting.answers import PLAIN
 
 UNKNOWN = "–"
 MOST_DIFFERENCES = 50  # of an arm; all of them are in report.json
+_OTHER_WEIGHTS = "* computes with other weights than plain: another text, another speed (see Speed in seconds)."
+_NO_PLACES = "These answers do not tell how many proposals reached each place; later versions count them."
 
 Figures = Mapping[str, Any]
 
@@ -47,16 +49,19 @@ def headline(part: Figures, name: str | None) -> str:
 
 def summary(part: Figures) -> Table:
     """One row an arm: what a terminal shows."""
-    columns = ["arm", "x plain", "95%", "least task", "tok/round", "accepted", "fallback", "loads", "exposed s"]
-    columns += ["planning", "equal texts", "errors", "peak MiB"]
+    ran = _ran(part)
+    repeated = any(arm["first_repeat"] for _, arm in ran)
+    columns = ["arm", "x plain", "95%", *["1st repeat"] * repeated, "least task", "tok/round", "accepted", "fallback"]
+    columns += ["loads", "exposed s", "planning", "equal texts", "errors", "peak MiB"]
     rows = []
-    for name, arm in _ran(part):
-        ratio, low = arm["speedup"], arm["least_task"]
+    for name, arm in ran:
+        ratio, low, first = arm["speedup"], arm["least_task"], arm["first_repeat"]
         rows.append(
             [
-                name,
+                f"{name} *" if arm["other_weights"] else name,
                 number(ratio["value"]),
                 UNKNOWN if name == PLAIN else interval(ratio),
+                *[UNKNOWN if name == PLAIN or first is None else number(first["value"])] * repeated,
                 UNKNOWN if low is None or name == PLAIN else f"{low['value']:.2f} {low['task']}",
                 number(arm["tokens_per_round"]),
                 percent(arm.get("acceptance_rate")),
@@ -69,31 +74,41 @@ def summary(part: Figures) -> Table:
                 mebibytes(arm["peak_memory_bytes"]),
             ]
         )
-    return Table("Decode speed beside plain", columns, rows)
+    marked = any(arm["other_weights"] for _, arm in ran)
+    return Table("Decode speed beside plain", columns, rows, _OTHER_WEIGHTS if marked else "")
 
 
 def by(part: Figures, kind: str) -> Table:
     """Ratios of every arm in every task or category, with intervals and the number of questions."""
-    names = list(part[f"by_{kind}"])
-    columns = ["arm", *(f"{name} ({part[f'by_{kind}'][name]})" for name in names)]
+    counts = part[f"by_{kind}"]
+    names = list(counts)
+    columns = ["arm", *(f"{name} ({counts[name]})" for name in names)]
     rows = []
     for name, arm in _ran(part):
-        ratios = [arm[f"by_{kind}"][one] for one in names]
         if name != PLAIN:
-            rows.append([name, *(number(r["value"]) + (f" ({interval(r)})" if r["low"] else "") for r in ratios)])
-    note = "Times plain, 95% interval; in brackets above, how many questions."
+            rows.append([name, *(_cell(arm[f"by_{kind}"][one], counts[one]) for one in names)])
+    note = "Times plain, 95% interval; in brackets above, how many questions; n: of how many, where not of all."
     return Table(f"By {kind}", columns, rows if len(names) > 1 else [], note, long=kind == "category")
+
+
+def _cell(ratio: Figures, count: int) -> str:
+    words = [number(ratio["value"])]
+    words += [f"({interval(ratio)})"] if ratio["low"] is not None else []
+    words += [f"n={ratio['questions']}"] if ratio["value"] is not None and ratio["questions"] != count else []
+    return " ".join(words)
 
 
 def latency(part: Figures) -> Table:
     """Rates, the first token, and the whole turn."""
     columns = ["arm", "tokens/s", "plain's", "whole turn x plain", "95%", "first token s", "prefill tok/s", "questions"]
+    columns.append("weights")
     rows = []
     for name, arm in _ran(part):
         ratio, turn = arm["speedup"], arm["whole_turn"]
         row = [number(ratio["tokens_per_second"], 1), number(ratio["plain_tokens_per_second"], 1)]
         row += [number(turn["value"]), interval(turn), number(arm["first_token_s"], 3)]
-        rows.append([name, *row, number(arm["prefill_tokens_per_second"], 0), whole(ratio["questions"])])
+        row += [number(arm["prefill_tokens_per_second"], 0), whole(ratio["questions"])]
+        rows.append([name, *row, arm["weights"] or UNKNOWN])
     return Table("Speed in seconds", columns, rows, "Plain's rate is over the same questions as the arm's.")
 
 
@@ -138,7 +153,7 @@ def seconds(part: Figures) -> Table:
 
 def positions(part: Figures) -> Table:
     """Acceptance by place in the block, and how long blocks were."""
-    drafted = [(name, arm) for name, arm in _ran(part) if arm.get("acceptance_by_position")]
+    drafted = [(name, arm) for name, arm in _ran(part) if arm.get("proposed_tokens")]
     places = min(max((len(arm["acceptance_by_position"]) for _, arm in drafted), default=0), 8)
     rows = []
     for name, arm in drafted:
@@ -147,7 +162,7 @@ def positions(part: Figures) -> Table:
         lengths = ", ".join(f"{gamma}: {percent(share)}" for gamma, share in arm["gamma_share"].items())
         rows.append([name, *row, lengths])
     columns = ["arm", *(f"place {place + 1}" for place in range(places)), "rounds by gamma"]
-    return Table("Acceptance by position", columns, rows, long=True)
+    return Table("Acceptance by position", columns, rows, "" if places else _NO_PLACES, long=True)
 
 
 def equality(part: Figures) -> Table:
@@ -245,7 +260,11 @@ def conditions(document: Figures) -> str:
         "weight_format": "{} weights", "max_new_tokens": "at most {} new tokens", "temperature": "temperature {:g}",
         "order": "order: {}", "repeats": "repeats: {}", "resident": "drafts in memory at once: {}",
     }  # fmt: skip
-    return ", ".join(text.format(found[name]) for name, text in words.items() if found.get(name) is not None)
+    told = [text.format(found[name]) for name, text in words.items() if found.get(name) is not None]
+    slots = sorted({str(run["machine"]["slots"]) for run in document["runs"] if "slots" in run["machine"]})
+    if found.get("resident") is None and slots:
+        told.append(f"{words['resident'].format(' or '.join(slots))} (what fitted)")
+    return ", ".join(told)
 
 
 def machine(found: Figures) -> str:

@@ -6,6 +6,7 @@ import bisect
 import itertools
 import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +74,7 @@ def timelines(part: Part) -> dict[str, dict[str, Any]]:
                 continue
             try:
                 timeline = read(json.loads(file.read_text(encoding="utf-8")))
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
                 _log.warning("the time line of %s is left out, %s cannot be read: %s", name, file, error)
                 continue
             drafts = {round.draft for round in timeline.rounds} - {None}
@@ -117,8 +118,10 @@ def read(trace: dict[str, Any]) -> Timeline:
 
 
 def _span(event: dict[str, Any]) -> Span:
-    begin = float(event["ts"]) * 1e-6
-    return Span(begin, begin + float(event["dur"]) * 1e-6)
+    begin, seconds = float(event["ts"]) * 1e-6, float(event["dur"]) * 1e-6
+    if not math.isfinite(begin + seconds):
+        raise ValueError(f"an event at {begin} s that takes {seconds} s")
+    return Span(begin, begin + seconds)
 
 
 class _Squeeze:

@@ -13,17 +13,16 @@ from edgespec.bench.machine import this_command
 from edgespec.bench.report import write_json
 from edgespec.bench.simulation import output, tables
 from edgespec.bench.simulation.devices import Device, Size, profile_names, read_device, read_size
-from edgespec.bench.simulation.scenario import PLAIN, Base, Setting, costs_from, trace_costs
-from edgespec.bench.simulation.sweep import SWEEPS, Ran, Sweep, run_all, sweep
+from edgespec.bench.simulation.scenario import PLAIN, Base, Setting, costs_from, policy_for, trace_costs
+from edgespec.bench.simulation.sweep import OWN_POLICIES, SWEEPS, Ran, Sweep, run_all, sweep
 from edgespec.bench.simulation.texts import ORDERS, Corpus, limited, read_corpus, read_header
 from edgespec.bench.simulation.validate import validated
 from edgespec.bench.specbench.arms import expanded, split_specs
 from edgespec.bench.specbench.folder import read_run
 from edgespec.errors import ConfigError
 from predictor.costs import CostTable
-from predictor.policies import make_policy
 from predictor.policies.base import LOOKUP
-from predictor.replay import Replay
+from predictor.policies.oracle import CHECK_ONLY
 from predictor.traces import TraceHeader
 
 HELP = "replay recorded texts under policies, device sizes and device profiles; no model runs"
@@ -35,7 +34,6 @@ POLICIES = "plain,memspec@3,mab-async@3,nightjar,edgespec,oracle-static,oracle-d
 SWEPT = "mab-async@3,memspec@3,edgespec,oracle-dynamic"
 INTERRUPTED = 130
 EVERYTHING = 1 << 20  # tokens that a standalone draft may have to read
-_NO_FUTURE = object.__new__(Replay)  # for oracles that are made to see that they can be, and never asked
 
 
 def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) -> None:
@@ -79,6 +77,8 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
     """Simulate and print; 130 after Ctrl-C. What is wrong with the arguments is said before any text is read."""
     if (args.model or args.draft_model) and not args.device_profile:
         raise ConfigError("--model and --draft-model are sizes on a device: give a --device-profile, too.")
+    if args.validate and args.device_profile:
+        raise ConfigError("--validate compares with what this run's machine did: leave out --device-profile.")
     profile = _Profile.of(args)
     if args.out:
         output.writable(Path(args.out))
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
         new_tokens=args.new_tokens, order=args.order, seed=args.seed,
     )  # fmt: skip
     settings = [replace(start, policy=policy) for policy in wanted]
-    sweeps = _sweeps(args, corpus, start)
+    sweeps = _sweeps(args, corpus, start, profile)
     points = [setting for each in sweeps for _, _, setting in each.settings]
     try:
         ran = _replayed(base, settings + points, progress, args.jobs)
@@ -108,7 +108,8 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
     if args.json:
         write_json(document, "-", sys.stdout.write)
     else:
-        print("\n\n".join([document["about"], *(tables.text(table) for table in tables.all_tables(document))]))
+        told = [document["about"], *(f"Mind: {warning}" for warning in document["warnings"])]
+        print("\n\n".join([*map(tables.shown, told), *map(tables.text, tables.all_tables(document))]))
     return 0
 
 
@@ -122,24 +123,19 @@ def _policies(args: argparse.Namespace, header: TraceHeader) -> list[str]:
     """The policies to compare, each checked by making it. With --sweep or --validate alone, none."""
     if args.policies is None:
         return [] if args.sweep or args.validate else split_specs(POLICIES)
-    drafts = [draft.name for draft in header.drafts if not draft.free]
-    wanted = expanded(split_specs(args.policies), drafts)
-    free = [draft.name for draft in header.drafts if draft.free]
+    wanted = expanded(split_specs(args.policies), [draft.name for draft in header.drafts if not draft.free])
     for policy in wanted:
-        if policy == LOOKUP:
-            continue
-        try:
-            make_policy(policy, CostTable(), drafts, capacity=args.resident, trace=_NO_FUTURE, free=(*free, LOOKUP))
-        except ValueError as error:
-            raise ConfigError(f"{error}.") from error
+        if policy != LOOKUP:
+            policy_for(policy, CostTable(), header, capacity=args.resident, ahead=CHECK_ONLY)
     return wanted
 
 
-def _sweeps(args: argparse.Namespace, corpus: Corpus, start: Setting) -> list[Sweep]:
+def _sweeps(args: argparse.Namespace, corpus: Corpus, start: Setting, profile: _Profile | None) -> list[Sweep]:
     policies = expanded(split_specs(args.policies or SWEPT), corpus.weighted)
     policies = [policy for policy in policies if policy != PLAIN]
     longest = max(len(answer) for answer in corpus.answers.values())
-    return [sweep(name, policies, start, len(corpus.weighted), longest) for name in dict.fromkeys(args.sweep or ())]
+    slots = len(corpus.weighted) if profile is None else min(len(corpus.weighted), profile.slots)
+    return [sweep(name, policies, start, slots, longest) for name in dict.fromkeys(args.sweep or ())]
 
 
 class _Profile:
@@ -154,13 +150,18 @@ class _Profile:
             return None
         target, draft = read_size(args.model or "qwen2.5-7b"), read_size(args.draft_model or "qwen2.5-0.5b")
         made = cls(read_device(args.device_profile), target, draft)
-        slots = made.device.slots(target, draft)
+        slots = made.slots
         if slots < args.resident:
             held = f"{slots} drafts of {draft.name}" if slots >= 0 else "not even the target"
             raise ConfigError(
                 f"{made.device.name} has room for {held} beside {target.name}, not for --resident {args.resident}."
             )
         return made
+
+    @property
+    def slots(self) -> int:
+        """Drafts that fit beside the target; -1 = not even that."""
+        return self.device.slots(self.target, self.draft)
 
     def to_json(self) -> dict[str, Any]:
         device, target, draft = self.device, self.target, self.draft
@@ -172,7 +173,7 @@ class _Profile:
             "draft_ms": 1e3 * device.forward(draft, 1),
             "load_ms": 1e3 * device.load(draft),
             "read_ms": 1e3 * device.reading(draft),
-            "slots": device.slots(target, draft),
+            "slots": self.slots,
         }
 
 
@@ -182,7 +183,7 @@ def _costs(args: argparse.Namespace, corpus: Corpus, profile: _Profile | None) -
     if args.costs is None:
         return trace_costs(corpus)
     try:
-        return costs_from(Path(args.costs).read_text(encoding="utf-8"), corpus.weighted)
+        return costs_from(Path(args.costs).read_text(encoding="utf-8"), corpus.weighted, corpus.free)
     except OSError as error:
         raise ConfigError(f"{args.costs} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -206,6 +207,7 @@ def _document(
             "name": each.name,
             "title": each.title,
             "axis": each.axis,
+            "note": each.note,
             "points": [{"value": value, "line": line, "row": next(rows)} for value, line, _ in each.settings],
         }
         for each in sweeps
@@ -213,14 +215,19 @@ def _document(
     return {
         "command": this_command(),
         "about": _about(args, corpus, profile, ran),
-        "warnings": _warnings(args, corpus, profile),
+        "warnings": _warnings(args, corpus, profile, sweeps),
         "traces": [Path(folder).name for folder in args.traces],
         "target": dict(corpus.header.target),
         "drafts": list(corpus.weighted),
         "seen_texts_left_out": corpus.seen,
         "costs": base.costs.to_json(),
         "device": None if profile is None else profile.to_json(),
-        "replayed": {"rounds": ran.rounds, "seconds": ran.seconds, "processes": ran.jobs},
+        "replayed": {
+            "rounds": ran.rounds,
+            "seconds": ran.seconds,
+            "processes": ran.jobs,
+            "rounds_per_second": ran.rates,
+        },
         "rows": policies,
         "sweeps": varied,
         "validation": check,
@@ -235,14 +242,21 @@ def _about(args: argparse.Namespace, corpus: Corpus, profile: _Profile | None, r
         where = f"costs of a model of {profile.device.name}"
     left_out = f" ({corpus.seen} that the ranker was made with are left out)" if corpus.seen else ""
     count, target = len(limited(corpus.texts, args.limit)), corpus.header.target.get("name", "a target")
-    return (
+    text = (
         f"Simulated. {count} texts{left_out} of {target}, "
-        f"{len(corpus.weighted)} drafts, {args.resident} in memory, {where}. {ran.rounds:,} rounds in "
-        f"{ran.seconds:.1f} s, {ran.rounds / max(ran.seconds, 1e-9):,.0f} a second in {ran.jobs} processes."
+        f"{len(corpus.weighted)} drafts, {args.resident} in memory, {where}."
+    )
+    if not ran.rates:
+        return text
+    slowest = min(ran.rates, key=lambda policy: ran.rates[policy])
+    return (
+        f"{text} Planning costs nothing here. {ran.rounds:,} rounds of policies that draft in {ran.seconds:.1f} s "
+        f"(plain ones beside them), in {ran.jobs} processes; {ran.rates[slowest]:,.0f} ({slowest}) to "
+        f"{max(ran.rates.values()):,.0f} a second in one process."
     )
 
 
-def _warnings(args: argparse.Namespace, corpus: Corpus, profile: _Profile | None) -> list[str]:
+def _warnings(args: argparse.Namespace, corpus: Corpus, profile: _Profile | None, sweeps: Sequence[Sweep]) -> list[str]:
     found = []
     if profile is not None:
         found.append("The device is a roofline of numbers from data sheets; nothing was measured on one.")
@@ -253,4 +267,9 @@ def _warnings(args: argparse.Namespace, corpus: Corpus, profile: _Profile | None
         found.append("There is no ranker for this target; policies that rank go by what they see.")
     if args.all_texts:
         found.append("Texts that the ranker was made with are among them: it looks better than it is.")
+    own = [each.name for each in sweeps if each.name in OWN_POLICIES]
+    if own and args.policies:
+        found.append(f"--sweep {' and '.join(own)} compares policies of its own, not those of --policies.")
+    if profile is not None and profile.slots < len(corpus.weighted) and any(e.name == "resident" for e in sweeps):
+        found.append(f"Only {profile.slots} of {len(corpus.weighted)} drafts fit: the sweep of slots ends there.")
     return found

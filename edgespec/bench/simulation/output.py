@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from edgespec.bench.reporting import style
 from edgespec.bench.reporting.html import TEMPLATE
+from edgespec.bench.reporting.markdown import escape
 from edgespec.bench.simulation import tables
 from edgespec.bench.simulation.pictures import pictures
 from edgespec.errors import ConfigError
@@ -25,11 +26,16 @@ FILES = ("simulation.json", "simulation.md", "simulation.html")
 DEFINITIONS = {
     "x plain": "seconds of plain decoding over seconds of the policy, of the same recorded answers; prefill left out",
     "95%": "interval by bootstrap over texts: what other texts of the kind might give, on this very device",
-    "fallback": "share of rounds in which the draft that the policy wanted most was not in memory",
+    "fallback": "share of rounds in which the draft that the policy wanted most could not run (away, or still reading "
+    "the text), or the one that ran offered nothing; as `fallback_share` of a live run",
     "load ratio": "seconds of a load over seconds of a plain step",
-    "oracle-static": "the best draft and gamma of each text, known in advance",
-    "oracle-dynamic": "the best draft and gamma of the next rounds, known in advance, chance included: more than any "
-    "policy can know, and greedy, so not a bound where loads are slow",
+    "oracle-static": "the best draft, gamma and use of lookup of each text, known in advance",
+    "oracle-dynamic": "every N rounds what takes the fewest seconds to the end of the text, known in advance, loads "
+    "and reading included: one draft (phrases, too), one gamma, lookup first or not. What later switches will cost is "
+    "estimated. Above policies that choose every N rounds; one that chooses anew in every round, or ends blocks early "
+    "by confidence, may do better where that pays",
+    "planning": "what policies take to plan and to learn costs nothing here, unless a run that is validated against "
+    "has measured it: a report of 'bench specbench' has it as a share of the time",
     "catch-up, shadows": "share of the decode seconds in which drafts read what they missed, and guess "
     "only to be compared",
 }
@@ -57,8 +63,11 @@ def publish(document: Mapping[str, Any], out: Path) -> None:
 
 def markdown(document: Mapping[str, Any]) -> str:
     """The tables, and what their words mean."""
-    blocks = [f"# {TITLE}", document["about"], *(tables.markdown(table) for table in tables.all_tables(document))]
-    blocks.append("\n".join(f"- **{name}**: {meaning}" for name, meaning in DEFINITIONS.items()))
+    blocks = [f"# {TITLE}", escape(document["about"])]
+    if document["warnings"]:
+        blocks.append("Mind:\n\n" + "\n".join(f"- {escape(text)}" for text in document["warnings"]))
+    blocks += [tables.markdown(table) for table in tables.all_tables(document)]
+    blocks.append("\n".join(f"- **{name}**: {escape(meaning)}" for name, meaning in DEFINITIONS.items()))
     return "\n\n".join(blocks) + "\n"
 
 

@@ -22,7 +22,7 @@ def pictures(document: Mapping[str, Any]) -> Iterator[Picture]:
         caption = f"Decode speed, times plain, by {sweep['axis'] or 'what is left out'}. {SIMULATED}"
         yield Picture(f"sweep-{sweep['name']}", sweep["title"], caption, _sweep(sweep))
     if document["validation"] is not None:
-        caption = "Each dot is a policy; the band is 5% to either side of equal."
+        caption = "Each mark is a policy, an open one gave the costs; the band is 5% to either side of equal."
         yield Picture("validation", "Simulated against measured speed-up", caption, _validation(document["validation"]))
 
 
@@ -82,7 +82,8 @@ def _validation(found: Mapping[str, Any]) -> Figure:
         colour = style.SERIES[number % len(style.SERIES)]
         # Each time round the colours meet other markers, so that more arms than colours stay apart.
         marker = style.MARKERS[(number + number // len(style.SERIES)) % len(style.MARKERS)]
-        axes.plot([row["measured"]], [row["speedup"]], marker, color=colour)
+        filled = "none" if row["fitted"] else colour
+        axes.plot([row["measured"]], [row["speedup"]], marker, color=colour, markerfacecolor=filled)
         labels[style.shortened(row["arm"], 16)] = (row["speedup"], colour)
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)

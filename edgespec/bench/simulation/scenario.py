@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,15 +11,17 @@ from drafts.figures import Bootstrap
 from edgespec.bench.simulation.texts import Corpus, limited, ordered, shortened
 from edgespec.errors import ConfigError
 from predictor.costs import CostTable
+from predictor.holding import TYPICAL_TOKENS
 from predictor.planner import AutoPlanner
 from predictor.policies import Policy, make_policy
 from predictor.policies.base import LOOKUP
+from predictor.policies.oracle import Foresight
 from predictor.replay import Outcome, Replay, TextTrace, World, replay
+from predictor.traces import TraceHeader
 
 PLAIN = "plain"
 LOOKUP_SECONDS = 1e-5  # of asking a draft without weights, measured to 7 microseconds
 SLOW_DOWN = 1.1  # of rounds beside a load; as measured on two cores
-TYPICAL_TOKENS = 160  # of an answer, as `edgespec.steering` has it
 WINDOW = 256  # of heads; a standalone draft reads everything
 OVERHEAD = 3e-4  # seconds of a round besides drafts and target
 _WITH_INTERVAL = (
@@ -47,13 +49,13 @@ class Setting:
     seed: int = 0
     ranked: bool = True
     prefetch: bool = True
-    gamma_max: int | None = None
 
 
 @dataclass(frozen=True)
 class Base:
-    """What all settings of a run share. costs: the device's. limit: texts of each domain. window: tokens that a draft
-    looks back at most."""
+    """What all settings of a run share. costs: the device's. limit: texts of each domain. overhead: of a round besides
+    drafts and target; what a policy takes to plan and to learn counts only as far as it is in there. window: tokens
+    that a draft looks back at most. max_new_tokens: the limit that the answers had (None = as recorded)."""
 
     corpus: Corpus
     costs: CostTable
@@ -61,14 +63,20 @@ class Base:
     slow_down: float = SLOW_DOWN
     overhead: float = OVERHEAD
     window: int = WINDOW
+    max_new_tokens: int | None = None
 
 
 def trace_costs(corpus: Corpus) -> CostTable:
-    """Seconds as measured when the texts were recorded. Raises ConfigError if they were not."""
+    """Seconds as measured when the texts were recorded. Raises ConfigError if they were not, or are damaged."""
     costs = corpus.costs
     if not costs.get("verify"):
         raise ConfigError("The traces have no measured costs; give a --device-profile or --costs FILE.")
-    return CostTable.from_json({**costs, "loads": costs.get("load_seconds", {})})
+    try:
+        return CostTable.from_json({**costs, "loads": costs.get("load_seconds", {})})
+    except ValueError as error:
+        raise ConfigError(
+            f"The measured costs of the traces are damaged ({error}); give a --device-profile or --costs FILE."
+        ) from error
 
 
 def adjusted(costs: CostTable, setting: Setting, names: Sequence[str], free: Sequence[str]) -> CostTable:
@@ -94,6 +102,7 @@ def world(base: Base, setting: Setting) -> World:
     corpus = base.corpus
     names, weighted = corpus.header.names, corpus.weighted
     costs = adjusted(base.costs, setting, weighted, sorted(corpus.free))
+    limit = base.max_new_tokens or corpus.header.max_new_tokens
     made = World(
         names,
         costs,
@@ -104,7 +113,7 @@ def world(base: Base, setting: Setting) -> World:
         prefill=costs.verify(16) / 16,
         overhead=base.overhead,
         window=base.window,
-        max_new_tokens=min(corpus.header.max_new_tokens, setting.new_tokens or corpus.header.max_new_tokens),
+        max_new_tokens=min(limit, setting.new_tokens or limit),
         typical_tokens=TYPICAL_TOKENS,
         interval=setting.interval or 0,
         prefetch=setting.prefetch,
@@ -133,20 +142,38 @@ def spec(setting: Setting) -> str:
     return f"{setting.policy},n={setting.interval}"
 
 
+def policy_for(
+    spec: str, costs: CostTable, header: TraceHeader, *, capacity: int, ahead: Foresight, seed: int = 0
+) -> Policy:
+    """The policy that a spec names, for recorded texts. Raises ConfigError for one that cannot be made, or that wants
+    longer blocks than were recorded."""
+    free = [draft.name for draft in header.drafts if draft.free]
+    weighted = [draft.name for draft in header.drafts if not draft.free]
+    try:
+        policy = make_policy(
+            spec, costs, weighted, capacity=capacity, trace=ahead, seed=seed, gamma_max=header.gamma_max,
+            free=(*free, LOOKUP),
+        )  # fmt: skip
+    except ValueError as error:
+        raise ConfigError(f"{error}.") from error
+    gamma = max(getattr(policy, "gamma", 0), getattr(policy, "gamma_max", 0))
+    if gamma > header.gamma_max:
+        raise ConfigError(
+            f"{spec} proposes {gamma} tokens, and blocks of at most {header.gamma_max} were recorded: "
+            f"take a gamma up to that, or record with a longer one."
+        )
+    return policy
+
+
 def simulate(base: Base, setting: Setting) -> Outcome:
     """Replay the setting. Raises ConfigError for a policy that cannot be made."""
     device, corpus = world(base, setting), base.corpus
+    header = corpus.header if device.names else replace(corpus.header, drafts=())
 
     def make(costs: CostTable, ahead: Replay) -> Policy:
-        try:
-            policy = make_policy(
-                spec(setting), costs, device.weighted, capacity=device.capacity, trace=ahead, seed=setting.seed,
-                gamma_max=setting.gamma_max or corpus.header.gamma_max, free=(*sorted(device.free), LOOKUP),
-            )  # fmt: skip
-        except ValueError as error:
-            raise ConfigError(f"{error}.") from error
+        policy = policy_for(spec(setting), costs, header, capacity=device.capacity, ahead=ahead, seed=setting.seed)
         if isinstance(policy, AutoPlanner):
-            for draft in corpus.header.drafts:
+            for draft in header.drafts:
                 if not draft.free and draft.expected is not None:
                     policy.expect(draft.name, draft.expected)
         return policy
@@ -192,21 +219,27 @@ def baseline(setting: Setting) -> Setting:
     )
 
 
-def costs_from(text: str, names: Sequence[str]) -> CostTable:
-    """A table of costs from JSON, as `edgespec` keeps them. Raises ValueError for what is none.
+def costs_from(text: str, names: Sequence[str], free: Collection[str] = ()) -> CostTable:
+    """A table of costs from JSON, as `edgespec` keeps them. Raises ValueError for what is none, or does not say what a
+    step of each of these drafts takes.
 
-    Steps filed under an architecture serve the drafts that are not named.
+    Steps filed under an architecture, if it is the only one, serve the drafts that are not named.
     """
     data: Mapping[str, Any] = json.loads(text)
     table = CostTable.from_json(data)
-    known = {name: seconds for name, seconds in data["drafts"].items() if name not in (*names, LOOKUP)}
-    if known and not set(names) & set(data["drafts"]):
-        cheapest = min(known, key=lambda name: known[name])
-        for name in names:
-            table.file_under(name, cheapest)
-        full = table.to_json()
-        full["drafts"] |= {name: table.draft(name) for name in names}
-        full["loads"] = full.get("loads", {}) | {name: table.load(name) for name in names}
-        full["catch_up"] = full.get("catch_up", {}) | {name: table.catch_up(name, 1) for name in names}
-        table = CostTable.from_json(full)
-    return table
+    missing = [name for name in names if name not in data["drafts"]]
+    if not missing:
+        return table
+    others = sorted(set(data["drafts"]) - {*names, *free, LOOKUP})
+    if len(others) != 1:
+        told = f"its {', '.join(others)} may be any of them" if others else "nor one of an architecture"
+        raise ValueError(f"it has no step of {', '.join(missing)}, {told}")
+    for name in missing:
+        table.file_under(name, others[0])
+    full = table.to_json()
+    readers: Mapping[str, Callable[[str], float]] = {
+        "drafts": table.draft, "loads": table.load, "catch_up": lambda name: table.catch_up(name, 1),
+    }  # fmt: skip
+    for key, seconds in readers.items():
+        full[key] = full.get(key, {}) | {name: seconds(name) for name in missing}
+    return CostTable.from_json(full)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,17 +20,23 @@ from predictor.replay import Outcome
 LOAD_RATIOS = (0.5, 1.0, 2.0, 2.7, 4.0, 8.0)
 INTERVALS = (2, 4, 8, 16)
 STEEPNESS = (0.0, 0.5, 1.0, 2.0, 4.0)
+OWN_POLICIES = ("prefetch", "gamma")  # experiments that are about certain policies
 PREFETCH_GAMMA = "@3"
+_MEMSPEC_WITHOUT = (
+    "MemSpec without its prediction is mab-async, which never wants more than the draft that it pulled: for it "
+    "'prefetching only' is 'neither' but for the load before the first round."
+)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """An experiment. settings: (value on the axis, line's name, setting)."""
+    """An experiment. settings: (value on the axis, line's name, setting). note: what its table has to say besides."""
 
     name: str
     title: str
     axis: str
     settings: tuple[tuple[float | str, str, Setting], ...]
+    note: str = ""
 
 
 def sweep(name: str, policies: Sequence[str], start: Setting, drafts: int, longest: int) -> Sweep:
@@ -75,7 +84,7 @@ def _prefetch(start: Setting) -> Sweep:
             ("both", label, replace(start, policy=policy)),
         ]
     _, title, axis = SWEEPS["prefetch"]
-    return Sweep("prefetch", title, axis, tuple(made))
+    return Sweep("prefetch", title, axis, tuple(made), _MEMSPEC_WITHOUT)
 
 
 def _gamma(start: Setting) -> Sweep:
@@ -92,6 +101,7 @@ _base: Base | None = None  # of this process; handed to children by fork, not by
 
 
 def _one(setting: Setting) -> tuple[Outcome, float]:
+    """What a setting comes to, and the seconds that its replay took."""
     assert _base is not None
     begin = time.perf_counter()
     return simulate(_base, setting), time.perf_counter() - begin
@@ -99,41 +109,68 @@ def _one(setting: Setting) -> tuple[Outcome, float]:
 
 @dataclass
 class Ran:
-    """What was replayed. rows: figures, in the order of the settings. seconds: that it took, all cores together in wall
-    time. rounds: that were replayed, plain ones included."""
+    """What was replayed. rows: figures, in the order of the settings. rounds: of policies that draft, each setting
+    once. seconds: wall time of all, in `jobs` processes. rates: rounds a second in one process, by policy."""
 
     rows: list[dict[str, Any]]
     rounds: int
     seconds: float
     jobs: int
+    rates: dict[str, float]
 
 
 def run_all(base: Base, settings: Sequence[Setting], advance: Callable[[int], None], jobs: int | None = None) -> Ran:
-    """Replay all settings, each once, with plain decoding of the same texts beside them."""
+    """Replay all settings, each once, with plain decoding of the same texts beside them.
+
+    Raises ConfigError if a process is killed. After Ctrl-C no further setting is begun.
+    """
     global _base
     needed = list(dict.fromkeys([*map(baseline, settings), *settings]))
     jobs = max(min(jobs or os.cpu_count() or 1, len(needed)), 1)
+    if "fork" not in multiprocessing.get_all_start_methods():
+        jobs = 1
     # The slow ones first, so that no core waits for the last one long.
     needed.sort(key=_weight)
     begin = time.perf_counter()
     _base = base
-    found: dict[Setting, Outcome] = {}
+    found: dict[Setting, tuple[Outcome, float]] = {}
     try:
-        if jobs == 1 or "fork" not in multiprocessing.get_all_start_methods():
-            jobs = 1
-            for setting in needed:
-                found[setting], _ = _one(setting)
-                advance(1)
-        else:
-            with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
-                for setting, (outcome, _) in zip(needed, pool.map(_one, needed)):
-                    found[setting] = outcome
-                    advance(1)
+        for setting, outcome in zip(needed, map(_one, needed) if jobs == 1 else _in_processes(needed, jobs)):
+            found[setting] = outcome
+            advance(1)
+    except BrokenProcessPool as error:
+        raise ConfigError(
+            f"One of {jobs} processes was killed, as happens where memory is short: give --jobs 1, or fewer texts "
+            "(--limit)."
+        ) from error
     finally:
         _base = None
     seconds = time.perf_counter() - begin
-    rows = [figures(setting, found[setting], found[baseline(setting)]) for setting in settings]
-    return Ran(rows, sum(outcome.rounds for outcome in found.values()), seconds, jobs)
+    rows = [figures(setting, found[setting][0], found[baseline(setting)][0]) for setting in settings]
+    drafting = {setting: result for setting, result in found.items() if setting.policy != PLAIN}
+    return Ran(rows, sum(outcome.rounds for outcome, _ in drafting.values()), seconds, jobs, _rates(drafting))
+
+
+def _in_processes(settings: Sequence[Setting], jobs: int) -> Iterator[tuple[Outcome, float]]:
+    """The results in order. Whoever stops asking, for Ctrl-C or an error, waits for nothing that is left."""
+    context = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=signal.signal, initargs=_DIES_AT_ONCE)
+    try:
+        yield from pool.map(_one, settings)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+_DIES_AT_ONCE = (signal.SIGINT, signal.SIG_DFL)  # a child at Ctrl-C, which reaches it as well
+
+
+def _rates(found: Mapping[Setting, tuple[Outcome, float]]) -> dict[str, float]:
+    rounds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
+    for setting, (outcome, took) in found.items():
+        rounds[setting.policy] += outcome.rounds
+        seconds[setting.policy] += took
+    return {policy: count / max(seconds[policy], 1e-9) for policy, count in rounds.items()}
 
 
 def _weight(setting: Setting) -> int:

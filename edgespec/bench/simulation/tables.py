@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edgespec.bench.reporting.markdown import escape
 from edgespec.bench.reporting.tables import UNKNOWN, Table
 
 Row = Mapping[str, Any]
@@ -47,16 +48,21 @@ def sweep(found: Row) -> Table:
         rows = [by_place.get((value, line)) for line in lines]
         texts = [UNKNOWN if r is None else f"{r['speedup']:.2f} ({r['fallback_share']:.0%})" for r in rows]
         cells.append([str(value), *texts])
-    note = "Times plain, and in parentheses the share of rounds on another draft than the one wanted most."
+    note = "Times plain, and in parentheses the share of fallback rounds."
+    note += f" {found['note']}" if found["note"] else ""
     return Table(found["title"], [found["axis"] or found["name"], *lines], cells, note)
 
 
 def validation(found: Row) -> Table:
     """One row an arm."""
-    cells = [[r["arm"], f"{r['measured']:.3f}", f"{r['speedup']:.3f}", f"{r['error']:+.1%}"] for r in found["rows"]]
-    note = f"{found['agree']} of {len(cells)} agree within {found['within']:.0%}, over {found['texts']} answers. "
-    note += "Costs are those of the run's fixed policies."
-    return Table("Simulated against measured", ["arm", "measured", "simulated", "difference"], cells, note)
+    cells = []
+    for row in found["rows"]:
+        figures = [f"{row['measured']:.3f}", f"{row['speedup']:.3f}", f"{row['error']:+.1%}"]
+        cells.append([row["arm"], *figures, "fitted" if row["fitted"] else "predicted"])
+    note = f"{found['agree']} of {found['predicted']} predicted ones agree within {found['within']:.0%}, over "
+    note += f"{found['texts']} answers. The seconds of steps and forwards are means of plain and of the fitted arms, "
+    note += "which therefore prove nothing; those of planning are each arm's own."
+    return Table("Simulated against measured", ["arm", "measured", "simulated", "difference", "costs"], cells, note)
 
 
 def device(found: Row) -> Table:
@@ -71,17 +77,23 @@ def device(found: Row) -> Table:
 
 def text(table: Table) -> str:
     """For a terminal of any width: columns under each other, the first to the left."""
-    rows = [list(table.columns), *(list(row) for row in table.rows)]
+    rows = [[shown(cell) for cell in row] for row in (table.columns, *table.rows)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(table.columns))]
-    lines = [table.title]
+    lines = [shown(table.title)]
     for row in rows:
         cells = [cell.ljust(w) if not place else cell.rjust(w) for place, (cell, w) in enumerate(zip(row, widths))]
         lines.append("  ".join(cells).rstrip())
-    return "\n".join([*lines, table.note] if table.note else lines)
+    return "\n".join([*lines, shown(table.note)] if table.note else lines)
+
+
+def shown(text: str) -> str:
+    """Text of a file without what a terminal would obey."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def markdown(table: Table) -> str:
     """The same as Markdown."""
-    rows = [table.columns, ["---"] * len(table.columns), *table.rows]
-    lines = [f"## {table.title}", "", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join([*lines, "", table.note] if table.note else lines)
+    rows = [list(map(escape, table.columns)), ["---"] * len(table.columns)]
+    rows += [list(map(escape, row)) for row in table.rows]
+    lines = [f"## {escape(table.title)}", "", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join([*lines, "", escape(table.note)] if table.note else lines)

@@ -39,10 +39,6 @@ class Corpus:
     seen: int = 0
 
     @property
-    def domains(self) -> tuple[str, ...]:
-        return tuple(sorted({text.domain for text in self.texts}))
-
-    @property
     def weighted(self) -> tuple[str, ...]:
         return tuple(draft.name for draft in self.header.drafts if not draft.free)
 

@@ -1,8 +1,9 @@
 """Does a simulation say what a run measured? Speed-ups side by side, on the same questions, with the run's own costs.
 
-The costs are taken from policies that always do the same, so that each is a mean of measured seconds and no fit: plain
-steps give a forward over one token, `static:<draft>@g` one over g + 1 tokens, the draft's step, its reading, and what
-a round costs besides. Policies that choose are predicted.
+The costs are taken from policies that always do the same, so that each is a mean of measured seconds: plain steps
+give a forward over one token, `static:<draft>@g` one over g + 1 tokens, the step of the draft, its reading, and what
+a round costs besides. Those arms are fitted: that they agree proves nothing. Policies that choose are predicted; of
+their own seconds only those of planning are taken.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgespec.bench.reporting.answers import Part, sums
 from edgespec.bench.simulation.scenario import LOOKUP_SECONDS, PLAIN, Base, Setting, figures, simulate
 from edgespec.bench.simulation.texts import Corpus, shortened
 from edgespec.bench.specbench.folder import Record, RunFolder
@@ -23,45 +25,71 @@ from predictor.replay import TextTrace
 
 WITHIN = 0.05  # the goal: simulated and measured speed-up agree within 5%
 _STATIC = re.compile(r"static:(?P<draft>[^@,]+)@(?P<gamma>\d+)(,.*)?")
+_COUNTED = ("rounds", "target_seconds", "draft_seconds", "catch_up_seconds", "predictor_seconds")
 
 
 @dataclass(frozen=True)
 class Matched:
-    """Turns of a run that were recorded, too. texts: by name, in the run's order; records: by arm and name."""
+    """Turns of a run that were recorded, too, and that all its policies answered with that very text.
+
+    texts: in the run's order. run: with these policies and turns only.
+    """
 
     texts: tuple[TextTrace, ...]
-    records: Mapping[str, Mapping[str, Sequence[Record]]]
+    run: RunFolder
+
+
+Turn = tuple[str, int]  # question, turn
 
 
 def matched(corpus: Corpus, run: RunFolder) -> Matched:
-    """The run's turns whose prompt and answer are those of a recorded text. Raises ConfigError if there are none."""
-    by_start: dict[tuple[int, tuple[int, ...]], list[TextTrace]] = defaultdict(list)
-    for text in corpus.texts:
-        by_start[text.prompt_length, tuple(corpus.answers[text.name][:8])].append(text)
-    records: dict[str, dict[str, list[Record]]] = {arm: defaultdict(list) for arm in run.arms}
-    order: dict[str, int] = {}
-    cut: dict[str, int] = {}
-    for arm, found in run.records.items():
-        for record in found:
-            if record.error is not None or record.decode_tokens < 1:
-                continue
-            for text in by_start.get((record.prompt_tokens, tuple(record.token_ids[:8])), ()):
-                answer = corpus.answers[text.name]
-                length = min(len(answer), len(record.token_ids))
-                if length == len(record.token_ids) and tuple(answer[:length]) == record.token_ids:
-                    records[arm][text.name].append(record)
-                    order.setdefault(text.name, record.order)
-                    cut[text.name] = length
-    known = {text.name: text for text in corpus.texts}
-    shared = [name for name in order if all(name in records[arm] for arm in records if run.arms[arm].status == "ok")]
-    if not shared:
+    """The run's turns whose prompt and answer are those of a recorded text. Raises ConfigError if there are none.
+
+    Other engines take no part: their texts are their own.
+    """
+    arms = [arm for arm, info in run.arms.items() if info.kind == "policy" and info.status == "ok"]
+    turns: dict[Turn, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for arm in arms:
+        for record in run.records.get(arm, ()):
+            turns[record.question_id, record.turn][arm].append(record)
+    texts: dict[Turn, TextTrace] = {}
+    taken: set[str] = set()
+    for turn, by_arm in sorted(turns.items(), key=lambda entry: (next(iter(entry[1].values()))[0].order, entry[0])):
+        answer = _answer(by_arm, arms)
+        text = None if answer is None else _recorded(corpus, answer, taken)
+        if text is not None:
+            taken.add(text.name)
+            texts[turn] = text
+    if not texts:
         raise ConfigError(
             f"None of the answers in {run.path} was recorded in these traces: run 'bench record' on the same "
             "questions, with the same model, weight format and --max-new-tokens (first turns only)."
         )
-    shared.sort(key=lambda name: order[name])
-    texts = tuple(shortened(known[name], cut[name]) for name in shared)
-    return Matched(texts, records)
+    kept = {arm: [r for r in run.records[arm] if (r.question_id, r.turn) in texts] for arm in arms}
+    policies = replace(run, arms={arm: run.arms[arm] for arm in arms}, records=kept)
+    return Matched(tuple(texts.values()), policies)
+
+
+def _answer(by_arm: Mapping[str, Sequence[Record]], arms: Sequence[str]) -> tuple[int, tuple[int, ...]] | None:
+    """(tokens of the prompt, answer) on which all arms agree, each beside plain; None = they do not."""
+    records = [record for arm in arms for record in by_arm.get(arm, ())]
+    beside = {(record.group, record.repeat) for record in by_arm.get(PLAIN, ())}
+    if any(not any((r.group, r.repeat) in beside for r in by_arm.get(arm, ())) for arm in arms):
+        return None
+    answers = {(record.prompt_tokens, record.token_ids) for record in records}
+    if len(answers) != 1 or any(record.error is not None or record.decode_tokens < 1 for record in records):
+        return None
+    return answers.pop()
+
+
+def _recorded(corpus: Corpus, answer: tuple[int, tuple[int, ...]], taken: set[str]) -> TextTrace | None:
+    """The text of that answer, cut where the run's limit cut it; each serves one question."""
+    length, tokens = answer
+    for text in corpus.texts:
+        known = corpus.answers[text.name]
+        if text.prompt_length == length and text.name not in taken and tuple(known[: len(tokens)]) == tokens:
+            return shortened(text, len(tokens))
+    return None
 
 
 def run_costs(matched: Matched, corpus: Corpus, fallback: CostTable) -> tuple[CostTable, float]:
@@ -72,93 +100,104 @@ def run_costs(matched: Matched, corpus: Corpus, fallback: CostTable) -> tuple[Co
     plain = _sums(matched, PLAIN)
     if not plain.get("rounds"):
         raise ConfigError("The run has no plain answers that were recorded, too.")
-    verify = {1: plain["target_seconds"] / plain["rounds"]}
-    rests = [_rest(plain)]
+    fixed = {arm: _sums(matched, arm) for arm in matched.run.arms if _STATIC.fullmatch(arm)}
+    fixed = {arm: found for arm, found in fixed.items() if found.get("rounds")}
+    if not fixed:
+        raise ConfigError("The run has no static:<draft>@<gamma> with answers that were recorded, too: costs need one.")
     data: dict[str, Any] = fallback.to_json()
+    verify = {1: plain["target_seconds"] / plain["rounds"]}
     widths: dict[int, list[float]] = defaultdict(list)
     drafts, reads = dict(data["drafts"]), dict(data.get("catch_up", {}))
-    for arm in matched.records:
-        fixed = _STATIC.fullmatch(arm)
-        if fixed is None:
-            continue
-        name, gamma, sums = fixed["draft"], int(fixed["gamma"]), _sums(matched, arm)
-        if not sums.get("rounds"):
-            continue
+    for arm, found in fixed.items():
+        name, gamma = _arm(arm)
         # Rounds at the end of an answer are narrower and some find no guess: seconds are shared out by planned width.
-        one = sums["narrow"] * verify[1]
-        widths[gamma + 1].append((sums["target_seconds"] - one) / max(sums["rounds"] - sums["narrow"], 1))
-        rests.append(_rest(sums))
-        mine = sums["share"].get(name, 0)
+        one = found["narrow"] * verify[1]
+        widths[gamma + 1].append((found["target_seconds"] - one) / max(found["rounds"] - found["narrow"], 1))
+        mine = found["share"].get(name, 0)
         if name in corpus.weighted and mine:
-            drafts[name] = sums["draft_seconds"] / (mine * gamma)
-            reads[name] = sums["catch_up_seconds"] / max(sums["read"], 1)
-    for width, found in widths.items():
-        verify[width] = sum(found) / len(found)
-    if len(verify) < 2:
-        raise ConfigError("The run has no static:<draft>@<gamma> with answers that were recorded, too: costs need one.")
+            drafts[name] = found["draft_seconds"] / (mine * gamma)
+            reads[name] = found["catch_up_seconds"] / max(found["read"], 1)
+    verify |= {width: sum(seconds) / len(seconds) for width, seconds in widths.items()}
     known = [drafts[name] for name in corpus.weighted if name in drafts]
-    for name in corpus.weighted:
-        drafts.setdefault(name, sum(known) / len(known) if known else 0.05 * verify[1])
+    usual = sum(known) / len(known) if known else 0.05 * verify[1]
+    drafts = {**dict.fromkeys(corpus.weighted, usual), **drafts}
     drafts |= dict.fromkeys((*corpus.free, LOOKUP), LOOKUP_SECONDS)
-    loads = _loads(matched) or data.get("loads", {})
-    if isinstance(loads, float):
-        loads = dict.fromkeys(corpus.weighted, loads)
+    load = _load(matched)
+    loads = data.get("loads", {}) if load is None else dict.fromkeys(corpus.weighted, load)
+    rests = [_rest(found) for found in (plain, *fixed.values())]
     return CostTable(verify, drafts, loads=loads, catch_up=reads), max(sum(rests) / len(rests), 0.0)
+
+
+def _arm(static: str) -> tuple[str, int]:
+    """Draft and gamma of `static:<draft>@<gamma>`."""
+    found = _STATIC.fullmatch(static)
+    assert found is not None
+    return found["draft"], int(found["gamma"])
 
 
 def _sums(matched: Matched, arm: str) -> dict[str, Any]:
     """Counters of an arm over the matched turns."""
     total: dict[str, Any] = defaultdict(float)
     share: dict[str, int] = defaultdict(int)
-    for name in (text.name for text in matched.texts):
-        for record in matched.records.get(arm, {}).get(name, ()):
-            stats = record.stats
-            for key in ("rounds", "target_seconds", "draft_seconds", "catch_up_seconds"):
-                total[key] += stats.get(key, 0)
-            total["decode_s"] += record.decode_s
-            total["narrow"] += stats.get("gamma_histogram", {}).get("0", 0)
-            total["read"] += min(record.prompt_tokens, 256)
-            for draft, rounds in stats.get("draft_share", {}).items():
-                share[draft] += rounds
+    for record in matched.run.records.get(arm, ()):
+        stats = record.stats
+        for key in _COUNTED:
+            total[key] += stats.get(key, 0)
+        total["decode_s"] += record.decode_s
+        total["narrow"] += stats.get("gamma_histogram", {}).get("0", 0)
+        total["read"] += min(record.prompt_tokens, 256)
+        for draft, rounds in stats.get("draft_share", {}).items():
+            share[draft] += rounds
     return {**total, "share": share}
 
 
-def _rest(sums: Mapping[str, Any]) -> float:
+def _rest(found: Mapping[str, Any]) -> float:
     """Seconds of a round that neither drafts nor the target took."""
-    named = sums["target_seconds"] + sums["draft_seconds"] + sums["catch_up_seconds"]
-    return float(sums["decode_s"] - named) / float(sums["rounds"])
+    named = found["target_seconds"] + found["draft_seconds"] + found["catch_up_seconds"]
+    return float(found["decode_s"] - named) / float(found["rounds"])
 
 
-def _loads(matched: Matched) -> float | None:
+def _planning(matched: Matched, arm: str) -> float:
+    """Seconds of a round in which the arm's policy planned and learned; drafts that guessed along included."""
+    found = _sums(matched, arm)
+    return float(found.get("predictor_seconds", 0.0) / max(found.get("rounds", 0), 1))
+
+
+def _load(matched: Matched) -> float | None:
     """Seconds of a load, mean of all that were completed."""
     count = seconds = 0.0
-    for by_text in matched.records.values():
-        for records in by_text.values():
-            for record in records:
-                count += record.stats.get("loads", 0)
-                seconds += record.stats.get("load_seconds_hidden", 0.0) + record.stats.get("load_seconds_exposed", 0.0)
+    for records in matched.run.records.values():
+        for record in records:
+            count += record.stats.get("loads", 0)
+            seconds += record.stats.get("load_seconds_hidden", 0.0) + record.stats.get("load_seconds_exposed", 0.0)
     return seconds / count if count else None
 
 
 def validated(base: Base, run: RunFolder) -> dict[str, Any]:
-    """Every policy arm of the run that can be replayed: measured and simulated speed-up over plain."""
-    corpus = base.corpus
+    """Every policy arm of the run: measured and simulated speed-up over plain."""
+    corpus, resident, limit = base.corpus, _slots(run), _number(run, "max_new_tokens", run.settings)
     found = matched(corpus, run)
+    part = Part([found.run])
+    measured = {arm: _measured(part, arm) for arm in found.run.arms if arm != PLAIN}  # also says what is damaged
     costs, overhead = run_costs(found, corpus, base.costs)
-    resident = int(run.settings.get("resident") or len(corpus.weighted))
-    mine = replace(base, corpus=replace(corpus, texts=found.texts), costs=costs, overhead=overhead, limit=None)
+    mine = replace(
+        base, corpus=replace(corpus, texts=found.texts), costs=costs, overhead=overhead, limit=None,
+        max_new_tokens=limit,
+    )  # fmt: skip
     start = Setting(resident=resident, order="file")
     plain = simulate(mine, start)
-    seconds = {arm: _seconds(found, arm) for arm in run.arms}
     rows = []
-    for arm, info in run.arms.items():
-        if arm == PLAIN or info.kind != "policy" or info.status != "ok":
-            continue
+    for arm, value in measured.items():
         setting = replace(start, policy=arm)
-        row = figures(setting, simulate(mine, setting), plain)
-        measured = seconds[PLAIN] / seconds[arm]
-        row |= {"arm": arm, "measured": measured, "error": row["speedup"] / measured - 1}
-        rows.append(row)
+        outcome, planning = simulate(mine, setting), 0.0
+        if not _STATIC.fullmatch(arm):
+            # Guessing along is simulated; what fixed policies take to plan is in the overhead.
+            planning = _planning(found, arm) - _usual_planning(found) - outcome.shadow_seconds / max(outcome.rounds, 1)
+            planning = max(planning, 0.0)
+            outcome = simulate(replace(mine, overhead=overhead + planning), setting)
+        row = figures(setting, outcome, plain) | {"arm": arm, "measured": value, "planning_seconds": planning}
+        rows.append(row | {"error": row["speedup"] / value - 1, "fitted": bool(_STATIC.fullmatch(arm))})
+    predicted = [row for row in rows if not row["fitted"]]
     return {
         "run": str(run.path),
         "texts": len(found.texts),
@@ -166,15 +205,36 @@ def validated(base: Base, run: RunFolder) -> dict[str, Any]:
         "costs": costs.to_json(),
         "overhead_seconds": overhead,
         "within": WITHIN,
-        "agree": sum(abs(row["error"]) <= WITHIN for row in rows),
+        "predicted": len(predicted),
+        "agree": sum(abs(row["error"]) <= WITHIN for row in predicted),
         "rows": rows,
     }
 
 
-def _seconds(found: Matched, arm: str) -> float:
-    """Decode seconds of an arm over the matched texts, the mean of repeats of each."""
-    total = 0.0
-    for text in found.texts:
-        records = found.records.get(arm, {}).get(text.name, ())
-        total += sum(record.decode_s for record in records) / max(len(records), 1)
-    return total or float("nan")
+def _usual_planning(found: Matched) -> float:
+    """Of plain and the fitted arms, as it is part of the overhead."""
+    fixed = [arm for arm in found.run.arms if arm == PLAIN or _STATIC.fullmatch(arm)]
+    return sum(_planning(found, arm) for arm in fixed) / len(fixed)
+
+
+def _measured(part: Part, arm: str) -> float:
+    """Speed-up of an arm as the run's report has it: beside the plain of its own group, repeat by repeat."""
+    mine = plain = 0.0
+    for pairs in part.compare(arm).pairs.values():
+        mine += sums(pair.arm for pair in pairs).decode_s
+        plain += sums(pair.plain for pair in pairs).decode_s
+    return plain / mine
+
+
+def _slots(run: RunFolder) -> int:
+    """Drafts that the run held at once."""
+    if run.machine.get("slots") is not None:
+        return _number(run, "slots", run.machine)
+    return _number(run, "resident", run.settings)
+
+
+def _number(run: RunFolder, key: str, values: Mapping[str, Any]) -> int:
+    value = values.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"The run in {run.path} cannot be simulated: its {key} is {value!r}, not a whole number.")
+    return value

@@ -35,11 +35,11 @@ def write_answers(
 def _lines(
     run: RunFolder, arm: str, questions: Iterable[Question], text: Callable[[Sequence[int]], str], now: float | None
 ) -> Iterable[dict[str, Any]]:
-    """The questions that the arm answered without an error, in order; `plain` of the first group it ran in."""
-    group = min(record.group for record in run.records[arm])
+    """The questions that the arm answered without an error, in order; each repeat from the first group that has it."""
+    first: dict[tuple[str, int], int] = {}
     found: dict[str, dict[int, dict[int, Record]]] = {}
-    for record in run.records[arm]:
-        if record.group == group:
+    for record in sorted(run.records[arm], key=lambda record: record.group):
+        if first.setdefault((record.question_id, record.repeat), record.group) == record.group:
             found.setdefault(record.question_id, {}).setdefault(record.repeat, {})[record.turn] = record
     model = Path(str(run.settings.get("model", "model"))).name
     for question in questions:

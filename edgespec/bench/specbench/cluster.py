@@ -6,6 +6,7 @@ on the node, between arms that ran there one after the other. Nothing here knows
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -13,17 +14,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import edgespec
-from edgespec.bench.specbench.folder import LOCK
+from edgespec.bench.specbench.folder import LOCK, RUN
 from edgespec.bench.specbench.schedule import Shard
 
 WRONG_INPUT = 2  # exit code of a command that refuses what it was given
+INTERRUPTED = 130
+MOST_NODES = 3  # that a shard is given to, one after the other
 LAST_WORDS = 400  # characters of a failed command's last line that are shown
 SECONDS_TO_END = 30.0
 POLL_SECONDS = 0.2
@@ -72,16 +75,18 @@ class Cluster(Protocol):
     def wait(self, handles: Sequence[Any]) -> tuple[Any, Outcome]:
         """The first of them that ends, and how."""
 
-    def stop(self, handles: Sequence[Any]) -> None:
-        """End them."""
+    def stop(self, handles: Sequence[Any]) -> list[tuple[Any, Outcome]]:
+        """End them; returns those that still sent something."""
 
 
 def spread(jobs: Iterable[Job], cluster: Cluster, report: Callable[[Job, str, Outcome | None], None]) -> None:
     """Run all jobs, one at a time on each node. report(job, node, outcome): when one starts (None) and when it ends.
 
-    A node that was lost, or that refused its shard, gets no other one; jobs for which no node is left are lost.
+    A node that was lost, or that refused its shard, gets no other one, and its shard goes to the next node that is free
+    when all others were given out, MOST_NODES in all; jobs for which no node is left are lost. Interrupted, it reports
+    what the running ones have measured so far.
     """
-    waiting, spoilt = deque(jobs), set[str]()
+    waiting, spoilt, tried = deque(jobs), set[str](), Counter[Shard]()
     running: dict[Any, tuple[str, Job]] = {}
     try:
         while waiting or running:
@@ -95,11 +100,16 @@ def spread(jobs: Iterable[Job], cluster: Cluster, report: Callable[[Job, str, Ou
                 break
             handle, outcome = cluster.wait(list(running))
             node, job = running.pop(handle)
+            report(job, node, outcome)
             if outcome.spoils_node:
                 spoilt.add(node)
-            report(job, node, outcome)
+                tried[job.shard] += 1
+                if tried[job.shard] < MOST_NODES and set(cluster.nodes()) - spoilt:
+                    waiting.append(job)
     except BaseException:
-        cluster.stop(list(running))
+        for handle, outcome in cluster.stop(list(running)):
+            node, job = running[handle]
+            report(job, node, outcome)
         raise
     for job in waiting:
         report(job, "", Outcome(code=1, message="no node is left to run it", lost=True))
@@ -116,7 +126,10 @@ def run_job(job: Job) -> Outcome:
         questions, out, log = Path(work) / name, Path(work) / "out", Path(work) / "log"
         questions.write_bytes(content)
         words = ["--questions", str(questions), "--out", str(out), "--shard", str(job.shard)]
-        code = _run([sys.executable, *job.command, *words], log)
+        try:
+            code = _run([sys.executable, *job.command, *words], log)
+        except KeyboardInterrupt:  # Ray makes it of a cancelled task; what was measured goes home
+            return Outcome(host, INTERRUPTED, "interrupted", read_folder(out))
         return Outcome(host, code, _last_words(log) if code else "", read_folder(out))
 
 
@@ -156,6 +169,16 @@ def read_folder(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
+def worth(files: dict[str, bytes]) -> tuple[bool, int]:
+    """Whether the run in these files is finished, and how many answers it has: more is worth more."""
+    try:
+        finished = bool(json.loads(files[RUN])["finished"])
+    except (KeyError, ValueError, TypeError):
+        finished = False
+    answered = b'"error": null'  # as the records have it
+    return finished, sum(content.count(answered) for name, content in files.items() if name.endswith(".jsonl"))
+
+
 def write_folder(folder: Path, files: dict[str, bytes]) -> None:
     """Make a folder of these files, whole or not at all, in place of what was there. OSError if it cannot."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
@@ -169,4 +192,9 @@ def write_folder(folder: Path, files: dict[str, bytes]) -> None:
             path.write_bytes(content)
         if folder.exists():
             folder.rename(old)
-        fresh.rename(folder)
+        try:
+            fresh.rename(folder)
+        except BaseException:
+            if old.exists():
+                old.rename(folder)
+            raise

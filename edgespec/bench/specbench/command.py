@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) 
     add("--repeats", type=count, default=3, metavar="N", help="times that every question is run (3)")
     add("--shard", metavar="I/N", help="only every N-th question from the I-th on; 'bench report' merges the folders")
     add("--resume", action="store_true", help="go on with the run in DIR; nothing is run twice")
+    add("--retry-errors", action="store_true", help="with --resume: ask once more for the answers that failed")
     add("--together", type=count, metavar="N", help="arms in memory at once, plain among them (default: what fits)")
     add("--keep-memory", action="store_true", help="policies begin with what they learned before on this machine")
     add("--assistant", metavar="DIR", help="draft checkpoint for peer:transformers-assisted and peer:flashspec")
@@ -107,6 +108,8 @@ def run(args: argparse.Namespace, progress: Progress) -> int:
         )
     if args.max_new_tokens > MOST_NEW_TOKENS:
         raise ConfigError(f"--max-new-tokens must be at most {MOST_NEW_TOKENS}.")
+    if args.retry_errors and not args.resume:
+        raise ConfigError("--retry-errors goes with --resume: it asks once more for what failed in the run in DIR.")
     args.specs = arms.split_specs(args.policies)
     if args.ray is not None:
         return ray_cluster.run(args)
@@ -125,13 +128,14 @@ class _Run:
 
     def __init__(self, args: argparse.Namespace, config: RuntimeConfig, found: preparing.Asked, out: Path) -> None:
         self._args, self._say = args, (lambda text: None) if args.quiet else _say
-        setup = preparing.Setup.of(args, config)
+        old = read_run(out) if has_run(out) else None
+        setup = preparing.Setup.of(args, config if old is None else preparing.as_before(config, old))
         self._arms = {arm.name: arm for arm in setup.arms(args, out)}
-        self._threads, self._path = setup.threads, setup.path
+        self._threads, self._path, self._device = setup.threads, setup.path, setup.device
         settings = preparing.settings(args, config, setup, found)
         run = preparing.new_run(out, settings, setup, preparing.grouped(list(self._arms.values()), args, setup))
-        if has_run(out):
-            run = preparing.go_on(read_run(out), run)
+        if old is not None:
+            run = preparing.go_on(old, run)
         self._encoder = preparing.open_encoder(setup.path)
         self._questions, too_long = preparing.fitting(found.mine, self._encoder, int(run.machine["context"]))
         skipped = [*found.skipped, *too_long]
@@ -167,7 +171,7 @@ class _Run:
             return INTERRUPTED
         except PlainFailure as failure:
             write_answers(writer.run, self._questions, self._encoder.text)
-            _say(f"{failure}; what was measured is kept in {self._run.path}, and --resume tries it again")
+            _say(f"{failure}; what was measured is kept in {self._run.path}, and --resume goes on from there")
             return FAILED
         finally:
             writer.close()
@@ -181,16 +185,19 @@ class _Run:
         write_answers(writer.run, self._questions, self._encoder.text)
         if not self._args.temperature:
             self._measure_ties(writer.run)
-        writer.save(finished=not failed)
+        writer.save(finished=True)  # all that could be asked was
         self._report()
         for name, message in failed.items():
-            _say(f"{name} has an error: {message}; --resume tries it again")
+            _say(f"{name} has an error: {message}; --resume starts it again")
+        errors = sum(record.error is not None for records in writer.run.records.values() for record in records)
+        if errors:
+            _say(f"{errors} answers failed; --resume --retry-errors asks for them once more")
         return FAILED if failed else 0
 
     def _measure_ties(self, run: RunFolder) -> None:
         from edgespec.bench.extras import Probes
 
-        probes = Probes(self._path, self._threads)
+        probes = Probes(self._path, self._threads, device=self._device)
         try:
             measure_ties(run, self._questions, self._encoder, probes)
         finally:

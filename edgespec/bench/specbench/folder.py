@@ -34,8 +34,8 @@ class Record:
     """One turn of one question, answered by one arm.
 
     order: index of the question in the whole run, the same in every shard. repeat, turn: from 0. group: which arms ran
-    beside it; ratios are made with `plain` of the same group. error: why there is no answer; then all that was measured
-    is empty or 0.
+    beside it; ratios are made with `plain` of the same group. session: 0, and one more for each --resume that measured
+    something. error: why there is no answer; then all that was measured is empty or 0.
     round_tokens: tokens emitted by each target forward after the prefill's; empty where an engine does not tell.
     first_token_s: seconds from the prompt to the first token (None: there is none); decode_tokens in decode_s seconds
     came after that; seconds: of the whole turn.
@@ -63,26 +63,23 @@ class Record:
     rss_bytes: int = 0
     resident: tuple[str, ...] = ()
     disturbance: float | None = None
+    session: int = 0
 
     @property
     def key(self) -> tuple[int, int, str, int]:
         """(group, repeat, question, turn): each of them is run once by an arm."""
         return self.group, self.repeat, self.question_id, self.turn
 
-    @property
-    def decode_rate(self) -> float | None:
-        """Tokens per second after the first emission; None where there was no second one."""
-        return self.decode_tokens / self.decode_s if self.decode_tokens and self.decode_s > 0 else None
-
     def to_json(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     @classmethod
     def from_json(cls, value: Any) -> Record:
-        """Raises ValueError that names the key which is missing or has the wrong type."""
+        """Raises ValueError that names the key which is missing or has the wrong type; `_LATER` may be missing."""
         if not isinstance(value, dict):
             raise ValueError("it is not a JSON object")
-        return cls(**{name: _field(value, name, check) for name, check in _FIELDS.items()})
+        wanted = {name: check for name, check in _FIELDS.items() if name in value or name not in _LATER}
+        return cls(**{name: _field(value, name, check) for name, check in wanted.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +133,12 @@ def read_run(path: str | Path) -> RunFolder:
     folder = Path(path).expanduser()
     file = folder / RUN
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = _parsed(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
+        if has_run(folder):
+            raise ConfigError(
+                f"{folder} has records, but no {RUN}, which says what they are of: put it back, or take another folder."
+            ) from error
         raise ConfigError(f"There is no run in {folder} (no {RUN}): give the folder of `bench specbench`.") from error
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
@@ -173,26 +174,43 @@ def _arm(name: str, value: Any) -> ArmInfo:
 
 
 def read_records(file: Path) -> list[Record]:
-    """The whole lines of a records file; none where it is not there. ConfigError names the line that is damaged."""
+    """The whole lines of a records file; none where it is not there. ConfigError names the line that is damaged.
+
+    A turn that failed may come once more, further down (--retry-errors): then the later one counts.
+    """
     try:
         content = file.read_bytes()
     except FileNotFoundError:
         return []
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
-    records: list[Record] = []
-    seen: dict[tuple[int, int, str, int], int] = {}
+    found: dict[tuple[int, int, str, int], tuple[int, Record]] = {}
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):  # what follows the last line end is half a line
         try:
-            record = Record.from_json(json.loads(line))
-            if seen.setdefault(record.key, number) != number:
-                raise ValueError(f"the same turn as in line {seen[record.key]}")
+            record = Record.from_json(_parsed(line))
+            before = found.pop(record.key, None)
+            if before is not None and before[1].error is None:
+                raise ValueError(f"the same turn as in line {before[0]}")
         except ValueError as error:
             raise ConfigError(
                 f"{file}, line {number} is damaged: {error}. Take the line out, and --resume measures it anew."
             ) from error
-        records.append(record)
-    return records
+        found[record.key] = number, record
+    return [record for _, record in found.values()]
+
+
+def _parsed(text: str | bytes) -> Any:
+    """JSON, but for NaN and Infinity, which it does not have and no figure can be made of."""
+
+    def refuse(name: str) -> Any:
+        raise ValueError(f"{name} is no number")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def record_line(record: Record) -> bytes:
+    """A record as it stands in its file. Raises ValueError for what no file takes: NaN, half a character."""
+    return json.dumps(record.to_json(), ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
 
 
 def unique_files(arms: Iterable[str]) -> None:
@@ -254,8 +272,9 @@ class RunWriter:
         return handle
 
     def append(self, arm: str, record: Record) -> None:
-        """ConfigError if the disk does not take it; what it took of the line is taken back."""
-        line = json.dumps(record.to_json(), ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
+        """ConfigError if the disk does not take it; what it took of the line is taken back. An error of the same turn
+        before counts no more."""
+        line = record_line(record)
         handle = self._files[arm]
         before = os.lseek(handle, 0, os.SEEK_END)
         try:
@@ -267,7 +286,11 @@ class RunWriter:
                 f"{records_file(self.run.path, arm)} cannot be written ({error.strerror}); what was measured before "
                 "is kept, and --resume goes on from there."
             ) from error
-        self.run.records[arm].append(record)
+        records = self.run.records[arm]
+        failed = next((i for i, old in enumerate(records) if old.error is not None and old.key == record.key), None)
+        if failed is not None:
+            del records[failed]
+        records.append(record)
 
     def arm(self, name: str, **changes: Any) -> None:
         """Note how an arm fares."""
@@ -343,9 +366,10 @@ def _number(value: Any) -> float:
     return float(_of(int, float)(value))
 
 
+_LATER = ("session",)  # what the first runs of this format do not have
 _FIELDS: dict[str, Check] = {
     **dict.fromkeys(("question_id", "category", "domain", "task"), _text),
-    **dict.fromkeys(("repeat", "turn", "order", "group"), _whole),
+    **dict.fromkeys(("repeat", "turn", "order", "group", "session"), _whole),
     "error": _or_none(_text),
     "prompt_tokens": _whole,
     "token_ids": _list_of(_whole),

@@ -8,15 +8,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgespec.bench.measure import Answer, measure
 from edgespec.bench.specbench.arms import PLAIN, Arm
-from edgespec.bench.specbench.folder import TRACES, Record, RunWriter, file_name
+from edgespec.bench.specbench.folder import TRACES, Record, RunWriter, file_name, record_line
 from edgespec.bench.specbench.questions import Question
-from edgespec.bench.specbench.schedule import turns
+from edgespec.bench.specbench.schedule import Beside, beside, rotated, turns
 from edgespec.bench.speed import ANSWER_SECONDS, LOAD_SECONDS, Channel
 from edgespec.bench.watch import Watch
 from edgespec.bench.workers import WorkerFailure
@@ -50,6 +50,7 @@ class Plan:
     """What to run. groups: arms that are in memory together, each group with plain of its own.
 
     context: most tokens of prompt and answer together. warm_up: token ids that every arm answers before it is timed.
+    retry_errors: ask once more what failed before this run was gone on with.
     """
 
     questions: Sequence[Question]
@@ -59,6 +60,7 @@ class Plan:
     context: int
     warm_up: list[int]
     temperature: float = 0.0
+    retry_errors: bool = False
 
     def answers(self) -> int:
         """(arm, question, repeat) in all."""
@@ -91,7 +93,16 @@ class Harness:
         self._workers: dict[str, ArmChannel] = {}
         self._restarted: set[str] = set()
         self._prepared: set[str] = set()
-        self._done = {arm: {record.key: record for record in found} for arm, found in writer.run.records.items()}
+        records = writer.run.records
+        self._done = {
+            arm: {record.key: record for record in found if record.error is None or not plan.retry_errors}
+            for arm, found in records.items()
+        }
+        self._known = {arm: {record.key[:3] for record in found} for arm, found in records.items()}
+        self._session = max((record.session for found in records.values() for record in found), default=-1) + 1
+        self._broken = {name for name, info in writer.run.arms.items() if info.status == "error"}
+        for name in self._broken:
+            writer.arm(name, status="ok", message="")
         self._left = self._measured = 0
         self._seconds = 0.0  # of the questions that were asked
 
@@ -106,18 +117,41 @@ class Harness:
                 worker.kill()
 
     def _run_group(self, number: int, arms: Sequence[Arm]) -> None:
+        self._restarted.clear()
+        who = self._beside(number, arms)
         for arm in arms:
-            if self._wanted(arm, number):
+            if self._wanted(arm, who):
                 self._open(arm)
-        for repeat, question, order in turns(arms, self._plan.questions, self._plan.repeats):
-            for arm in order:
-                if arm.name in self._workers:
-                    self._question(arm, question, repeat, number)
-                self._left -= 1
-                self._advance(1)
+        for repeat, question, turn in turns(self._plan.questions, self._plan.repeats):
+            order = rotated([arm for arm in arms if arm.name in self._workers], turn)
+            steps = len(arms)
+            for group, names in who[repeat, question.key]:
+                if group != number and not self._accompanied(names, (group, repeat, question.key)):
+                    continue
+                for arm in (arm for arm in order if arm.name in names):
+                    if arm.name in self._workers:  # still
+                        self._question(arm, question, repeat, group)
+                    if steps:  # plain may have more than one
+                        steps -= 1
+                        self._step(1)
+            self._step(steps)
         self._close(arms)
 
-    def _wanted(self, arm: Arm, group: int) -> bool:
+    def _step(self, count: int) -> None:
+        self._left -= count
+        self._advance(count)
+
+    def _beside(self, number: int, arms: Sequence[Arm]) -> Beside:
+        places = [(repeat, question.key) for repeat, question, _ in turns(self._plan.questions, self._plan.repeats)]
+        names = [arm.name for arm in arms if not arm.missing]
+        return beside(places, number, names, PLAIN, self._known, groups=len(self._plan.groups), broken=self._broken)
+
+    def _accompanied(self, names: Collection[str], key: tuple[int, int, str]) -> bool:
+        """Whether plain would not be alone there: what it is run for once more may have failed again."""
+        others = [name for name in names if name != PLAIN]
+        return any(name in self._workers or (*key, 0) in self._done[name] for name in others)
+
+    def _wanted(self, arm: Arm, who: Beside) -> bool:
         if arm.missing:
             self._writer.arm(arm.name, status="absent", message=arm.missing)
             return False
@@ -126,6 +160,8 @@ class Harness:
             (group, repeat, question.key, turn) not in done
             for repeat in range(self._plan.repeats)
             for question in self._plan.questions
+            for group, names in who[repeat, question.key]
+            if arm.name in names
             for turn in range(len(question.turns))
         )
 
@@ -138,7 +174,7 @@ class Harness:
             self._prepare(arm)
             self._load(arm)
         except (WorkerFailure, *_DAMAGED) as failure:
-            self._give_up(arm, str(failure))
+            self._give_up(arm, said(failure))
         else:
             self._writer.arm(arm.name, status="ok", message="")
 
@@ -174,7 +210,7 @@ class Harness:
         try:
             self._load(arm)
         except (WorkerFailure, *_DAMAGED) as failure:
-            self._give_up(arm, f"it died ({message}) and could not be started again: {failure}")
+            self._give_up(arm, f"it died ({message}) and could not be started again: {said(failure)}")
 
     def _give_up(self, arm: Arm, message: str) -> None:
         worker = self._workers.pop(arm.name, None)
@@ -199,8 +235,8 @@ class Harness:
                 if arm.is_policy:
                     file = self._writer.run.path / TRACES / f"{file_name(arm.name)}.json"
                     worker.request("call", timeout=60.0, method="write_trace", arguments={"path": str(file)})
-            except WorkerFailure as failure:
-                self._writer.arm(arm.name, message=f"it answered all, and then: {failure}")
+            except (WorkerFailure, *_DAMAGED) as failure:
+                self._writer.arm(arm.name, message=f"it answered all, and then: {said(failure)}")
             self._workers.pop(arm.name)
             worker.close()
         self._writer.save()
@@ -217,7 +253,7 @@ class Harness:
             if record is None:
                 if arm.name not in self._workers:
                     return
-                place = _place(question, repeat, turn, group)
+                place = _place(question, repeat, turn, group, self._session)
                 if failed is None:
                     self._tell(f"{arm.name}: question {question.id}{self._time_left()}")
                     record = self._turn(arm, [*messages, {"role": "user", "content": text}], place)
@@ -234,17 +270,20 @@ class Harness:
 
     def _turn(self, arm: Arm, messages: Sequence[Mapping[str, str]], place: Record) -> Record:
         """Ask, measure what comes, and write it down; whatever goes wrong is an error and never a time."""
+        death = ""
         try:
-            return self._keep(arm, self._answer(arm, messages, place))
+            record = self._answer(arm, messages, place)
         except PromptError as error:
-            return self._keep(arm, dataclasses.replace(place, error=str(error)))
+            record = dataclasses.replace(place, error=said(error))
         except WorkerFailure as failure:
-            record = self._keep(arm, dataclasses.replace(place, error=str(failure)))
-            if not failure.alive:
-                self._died(arm, str(failure))
-            return record
+            record = dataclasses.replace(place, error=said(failure))
+            death = "" if failure.alive else said(failure)
         except _DAMAGED as error:
-            return self._keep(arm, dataclasses.replace(place, error=f"its answer cannot be measured: {error}"))
+            record = dataclasses.replace(place, error=f"its answer cannot be measured: {said(error)}")
+        self._keep(arm, record)
+        if death:
+            self._died(arm, death)
+        return record
 
     def _answer(self, arm: Arm, messages: Sequence[Mapping[str, str]], place: Record) -> Record:
         ids = self._texts.conversation(messages)
@@ -256,9 +295,11 @@ class Harness:
         label = {"question": place.question_id, "domain": place.domain, "turn": place.turn, "repeat": place.repeat}
         answer, reply = self._ask(arm, ids, min(self._plan.max_new_tokens, room), label)
         disturbance, _ = watch.shares()
-        return dataclasses.replace(
+        record = dataclasses.replace(
             place, **_measured(arm, answer, reply), rss_bytes=worker.resident_bytes(), disturbance=disturbance
         )
+        record_line(record)  # what no file takes is a damaged answer, and found out here
+        return record
 
     def _ask(self, arm: Arm, ids: list[int], limit: int, label: dict[str, Any]) -> tuple[Answer, dict[str, Any]]:
         arguments: dict[str, Any] = {"ids": ids, "new_tokens": limit}
@@ -289,7 +330,7 @@ class Harness:
             self._workers[arm.name].request("call", timeout=60.0, method="keep", arguments={})
         except WorkerFailure as failure:
             if not failure.alive:
-                self._died(arm, str(failure))
+                self._died(arm, said(failure))
 
     def _time_left(self) -> str:
         if not self._measured:
@@ -302,7 +343,12 @@ def exchange(question: str, answer: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _place(question: Question, repeat: int, turn: int, group: int) -> Record:
+def said(error: BaseException) -> str:
+    """Its message as text that any file takes: half characters become question marks."""
+    return str(error).encode("utf-8", "replace").decode("utf-8")
+
+
+def _place(question: Question, repeat: int, turn: int, group: int, session: int) -> Record:
     return Record(
         question_id=question.key,
         category=question.category,
@@ -312,6 +358,7 @@ def _place(question: Question, repeat: int, turn: int, group: int) -> Record:
         turn=turn,
         order=question.order,
         group=group,
+        session=session,
     )
 
 

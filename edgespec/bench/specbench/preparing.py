@@ -32,6 +32,7 @@ _WARM_UP = "Say hello, and name three colours."
 _PEER_BYTES = 600 << 20  # of a peer beside its weights: torch's code, its own buffers
 # What must be as it was when a run is gone on with; a kernel's version, for example, may change.
 _SAME_MACHINE = ("cpu", "cores", "threads", "versions")
+_MADE_OF_AUTO = {"context": "the context", "slots": "drafts in memory at once"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,8 @@ def fitting(mine: Sequence[Question], encoder: PromptEncoder, context: int) -> t
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The model with the arms on it. nbytes: what an engine needs, with drafts (True) and without."""
+    """The model with the arms on it. nbytes: what an engine needs, with drafts (True) and without. device: as it is
+    meant, never "auto"."""
 
     config: RuntimeConfig
     path: Path
@@ -88,6 +90,7 @@ class Setup:
     drafts: dict[str, str]
     specs: list[str]
     threads: int
+    device: str
     context: int
     nbytes: dict[bool, int]
     peer_bytes: int
@@ -123,6 +126,7 @@ class Setup:
             drafts={draft.name: draft.fingerprint for draft in drafts},
             specs=arms.expanded(args.specs, names),
             threads=config.threads or usable_threads(),
+            device=loading.device_of(config),
             context=whole.context,
             nbytes={True: whole.total, False: bare.total},
             peer_bytes=floats + _PEER_BYTES,
@@ -206,10 +210,21 @@ def new_run(out: Path, settings: dict[str, Any], setup: Setup, grouped: Sequence
     return RunFolder(out, settings, machine, this_command(), started, edgespec.__version__)
 
 
+def as_before(config: RuntimeConfig, old: RunFolder) -> RuntimeConfig:
+    """What was made of "auto" when the run began holds for all of it, whatever memory is free now."""
+    context, slots = (old.machine.get(name) for name in _MADE_OF_AUTO)
+    return config.replace(
+        context=context if config.context is None else config.context,
+        resident=slots if config.resident is None else config.resident,
+    )
+
+
 def go_on(old: RunFolder, new: RunFolder) -> RunFolder:
     """The old run, to be gone on with. ConfigError names what is not as it was."""
     pairs = [(name, old.settings.get(name), new.settings.get(name)) for name in {**old.settings, **new.settings}]
     pairs += [(name, old.machine.get(name), new.machine.get(name)) for name in _SAME_MACHINE]
+    auto = [name for name in _MADE_OF_AUTO if name in old.machine]
+    pairs += [(_MADE_OF_AUTO[name], old.machine[name], new.machine.get(name)) for name in auto]
     pairs.append(("edgespec's version", old.version, new.version))
     for name, before, now in pairs:
         if before != now:
@@ -238,17 +253,25 @@ def plan(
         context=int(run.machine["context"]),
         warm_up=encoder.chat(_WARM_UP),
         temperature=args.temperature,
+        retry_errors=args.retry_errors,
     )
 
 
 def infos(found: Sequence[Arm], run: RunFolder) -> dict[str, ArmInfo]:
-    """How each arm stands at the beginning (again). One that had an error is tried once more."""
+    """How each arm stands at the beginning (again). One that had an error keeps it until it is started once more."""
     grouped = {name for group in run.machine["groups"] for name in group}
     infos = {}
     for arm in found:
         missing = arm.missing or ("" if arm.name in grouped else "it was absent when this run began")
-        peak = run.arms[arm.name].peak_memory_bytes if arm.name in run.arms else None
-        infos[arm.name] = ArmInfo(arm.kind, "absent" if missing else "ok", missing, arm.weights, peak)
+        before = run.arms.get(arm.name, ArmInfo(arm.kind))
+        broken = not missing and before.status == "error"
+        infos[arm.name] = ArmInfo(
+            arm.kind,
+            "absent" if missing else "error" if broken else "ok",
+            before.message if broken else missing,
+            arm.weights,
+            before.peak_memory_bytes,
+        )
     return infos
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -57,7 +56,7 @@ def read_questions(path: Path) -> tuple[list[Item], dict[int, int | str], list[S
     any question.
     """
     items, skipped = read_prompts([path], all_turns=True)
-    ids = _ids(path, {item.line for item in items}, skipped)
+    ids = _ids(items, skipped)
     kept: list[Item] = []
     first: dict[str, int] = {}
     for item in items:
@@ -73,22 +72,20 @@ def read_questions(path: Path) -> tuple[list[Item], dict[int, int | str], list[S
     return kept, ids, sorted(skipped, key=lambda one: one.line)
 
 
-def _ids(path: Path, lines: set[int], skipped: list[Skipped]) -> dict[int, int | str]:
-    """The question_id of each of these lines; what lacks one, or its category, is noted. Other prompts: file:line."""
+def _ids(items: Iterable[Item], skipped: list[Skipped]) -> dict[int, int | str]:
+    """The question_id of each line; what lacks one, or its category, is noted. Other prompts: file:line."""
     found: dict[int, int | str] = {}
-    with path.expanduser().open("rb") as stream:
-        for number, raw in enumerate(stream, start=1):
-            if number not in lines:
-                continue
-            record = json.loads(raw.decode("utf-8-sig"))
-            missing = [key for key in _KEYS if key not in record] if "turns" in record else []
-            name = record.get("question_id", f"{path.stem}:{number}")
-            if missing:
-                skipped.append(Skipped(str(path), number, f"it has no {missing[0]!r}"))
-            elif isinstance(name, bool) or not isinstance(name, (int, str)) or name == "":
-                skipped.append(Skipped(str(path), number, "'question_id' must be a number or a word"))
-            else:
-                found[number] = name
+    for item in items:
+        missing = [key for key in _KEYS if key not in item.given] if "turns" in item.given else []
+        name = item.given.get("question_id", f"{Path(item.file).stem}:{item.line}")
+        if missing:
+            skipped.append(Skipped(item.file, item.line, f"it has no {missing[0]!r}"))
+        elif isinstance(name, bool) or not isinstance(name, (int, str)) or name == "":
+            skipped.append(Skipped(item.file, item.line, "'question_id' must be a number or a word"))
+        elif isinstance(name, str) and name.encode("utf-8", "replace").decode("utf-8") != name:
+            skipped.append(Skipped(item.file, item.line, "'question_id' has half a character (a lone surrogate)"))
+        else:
+            found[item.line] = name
     return found
 
 

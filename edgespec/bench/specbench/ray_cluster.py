@@ -2,7 +2,8 @@
 
 DIR/shard-I-of-N is the run folder of a shard as its node wrote it; DIR/cluster.json is what was asked for, so that
 --resume runs the missing shards of the same run and no other. What a shard that failed had measured is merged too; run
-again, it starts anew: half of it on one machine and half on another could not be compared.
+again, it starts anew: half of it on one machine and half on another could not be compared. Of two that failed, the one
+with more answers is kept.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from typing import Any
 
 from edgespec.bench.specbench import preparing
 from edgespec.bench.specbench.cluster import (
+    INTERRUPTED,
     LAST_WORDS,
     SECONDS_TO_END,
     Cluster,
     Job,
     Outcome,
+    read_folder,
     run_job,
     spread,
+    worth,
     write_folder,
 )
 from edgespec.bench.specbench.folder import RUN, has_run, locked, read_run
@@ -34,7 +38,7 @@ from edgespec.bench.specbench.schedule import Shard
 from edgespec.errors import ConfigError
 from edgespec.files import write_text
 
-FAILED, INTERRUPTED = 1, 130
+FAILED = 1
 LOCAL, AUTO = "local", "auto"
 PLAN = "cluster.json"
 SECONDS_TO_CONNECT = 10.0
@@ -69,7 +73,7 @@ def run(args: argparse.Namespace, words: Sequence[str] | None = None) -> int:
         if count > len(asked.whole):
             raise ConfigError(f"--shards {count}: there are only {len(asked.whole)} questions")
         jobs = [Job(Shard(index, count), command, questions) for index in range(1, count + 1)]
-        return run_shards(jobs, cluster, out, resume=args.resume, merge=_merge)
+        return run_shards(jobs, cluster, out, resume=args.resume, merge=_merge, retry_errors=args.retry_errors)
 
 
 def shard_words(words: Sequence[str]) -> list[str]:
@@ -77,45 +81,54 @@ def shard_words(words: Sequence[str]) -> list[str]:
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("--ray", "--shards", "--out", "--questions"):
         own.add_argument(name)
-    own.add_argument("--resume", action="store_true")
+    for name in ("--resume", "--retry-errors"):
+        own.add_argument(name, action="store_true")
     return own.parse_known_args(list(words))[1]
 
 
-def run_shards(jobs: Sequence[Job], cluster: Cluster, out: Path, *, resume: bool, merge: Merge) -> int:
-    """Run the jobs whose folder in `out` is not finished, and merge all that are there; returns the exit code."""
+def run_shards(
+    jobs: Sequence[Job], cluster: Cluster, out: Path, *, resume: bool, merge: Merge, retry_errors: bool = False
+) -> int:
+    """Run the jobs whose folder in `out` is not finished, and merge all that are there; returns the exit code.
+
+    retry_errors: also those in which something failed, whole.
+    """
     _check_plan(jobs, out, resume)
     folders = {job.shard: out / f"shard-{job.shard.index}-of-{job.shard.count}" for job in jobs}
-    missing = [job for job in jobs if not _finished(folders[job.shard])]
-    failed: list[str] = []
+    missing = [job for job in jobs if not _finished(folders[job.shard], without_errors=retry_errors)]
+    done: set[Shard] = set()
+    faulty: set[Shard] = set()
 
     def report(job: Job, node: str, outcome: Outcome | None) -> None:
         if outcome is None:
             _say(f"shard {job.shard} runs on {node}")
             return
         message = _keep(folders[job.shard], outcome)
-        if _finished(folders[job.shard]):
+        if outcome.files and _finished(folders[job.shard]):
             _say(f"shard {job.shard} is done" + (f", with errors: {message}" if message else ""))
+            done.add(job.shard)
+            faulty.update([job.shard] if message else [])
             return
-        failed.append(str(job.shard))
         where = f" on {outcome.host or node}" if outcome.host or node else ""
         _say(f"shard {job.shard}{where} failed: {message or 'its run is not finished'}")
 
     try:
         spread(missing, cluster, report)
     except KeyboardInterrupt:
-        _say(f"interrupted; the shards that are done are in {out}, and --resume runs the other ones")
+        _say(f"interrupted; what was measured is in {out}, and --resume runs the shards that are not done")
         return INTERRUPTED
     there = [folder for folder in folders.values() if has_run(folder)]
+    failed = [str(job.shard) for job in missing if job.shard not in done]
     if failed:
         _say(f"{len(failed)} of {len(jobs)} shards are not finished ({', '.join(failed)}); --resume runs them anew")
     merged = merge(there, out) if there else FAILED
-    return FAILED if failed else merged
+    return FAILED if failed or faulty else merged
 
 
 def _keep(folder: Path, outcome: Outcome) -> str:
-    """Write what a node sent, and return what is to be said about it."""
+    """Write what a node sent, unless what is there is worth more, and return what is to be said about it."""
     try:
-        if outcome.files:
+        if outcome.files and worth(outcome.files) >= worth(read_folder(folder)):
             write_folder(folder, outcome.files)
     except OSError as error:
         return f"{folder} cannot be written ({error})"
@@ -126,8 +139,15 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _finished(folder: Path) -> bool:
-    return (folder / RUN).exists() and read_run(folder).finished
+def _finished(folder: Path, *, without_errors: bool = False) -> bool:
+    if not (folder / RUN).exists():
+        return False
+    run = read_run(folder)
+    if without_errors and any(arm.status == "error" for arm in run.arms.values()):
+        return False
+    if without_errors and any(record.error is not None for records in run.records.values() for record in records):
+        return False
+    return run.finished
 
 
 def _merge(folders: Sequence[Path], out: Path) -> int:
@@ -179,7 +199,10 @@ def _read_plan(out: Path) -> dict[str, Any] | None:
 
 def _shards_before(out: Path) -> int | None:
     plan = _read_plan(out)
-    return plan.get("shards") if plan else None
+    shards = plan.get("shards") if plan else None
+    if shards is not None and (isinstance(shards, bool) or not isinstance(shards, int) or shards < 1):
+        raise ConfigError(f"{out / PLAN} is damaged (shards is {shards!r}): give --out another folder.")
+    return shards
 
 
 class RayCluster:
@@ -230,18 +253,25 @@ class RayCluster:
 
     def wait(self, handles: Sequence[Any]) -> tuple[Any, Outcome]:
         (first, *_), _ = self._ray.wait(list(handles), num_returns=1)
+        return first, self._outcome(first)
+
+    def _outcome(self, handle: Any) -> Outcome:
         try:
-            return first, self._ray.get(first)
+            found: Outcome = self._ray.get(handle)
+            return found
         except self._ray.exceptions.RayError as error:
             lines = str(error).strip().splitlines()
             message = f"{type(error).__name__}: {lines[-1][:LAST_WORDS] if lines else 'no message'}"
-            return first, Outcome(code=FAILED, message=message, lost=True)
+            return Outcome(code=FAILED, message=message, lost=True)
 
-    def stop(self, handles: Sequence[Any]) -> None:
+    def stop(self, handles: Sequence[Any]) -> list[tuple[Any, Outcome]]:
         for handle in handles:
             self._ray.cancel(handle)  # an interrupt, which the shard's command gets too
-        if handles:
-            self._ray.wait(list(handles), num_returns=len(handles), timeout=2 * SECONDS_TO_END)
+        if not handles:
+            return []
+        ended, _ = self._ray.wait(list(handles), num_returns=len(handles), timeout=2 * SECONDS_TO_END)
+        found = [(handle, self._outcome(handle)) for handle in ended]
+        return [(handle, outcome) for handle, outcome in found if outcome.files]
 
 
 def _unique(host: str, names: dict[str, str]) -> str:

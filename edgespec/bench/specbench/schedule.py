@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -60,14 +60,54 @@ def groups(
     return found
 
 
-def turns(
-    arms: Sequence[T], questions: Sequence[Question], repeats: int
-) -> Iterator[tuple[int, Question, Sequence[T]]]:
-    """(repeat, question, the arms with another one in front each time), so that no arm is always the first."""
-    turn = 0
+Place = tuple[int, str]  # repeat and question
+Beside = Mapping[Place, Sequence[tuple[int, Collection[str]]]]
+
+
+def turns(questions: Sequence[Question], repeats: int) -> Iterator[tuple[int, Question, int]]:
+    """(repeat, question, a number for `rotated`) of all that is asked, in order."""
     for repeat in range(repeats):
-        for question in questions:
-            at = turn % len(arms)
-            turn += 1
-            yield repeat, question, [*arms[at:], *arms[:at]]
-        turn += 1  # else the same arm leads in every repeat where their numbers divide each other
+        for place, question in enumerate(questions):
+            yield repeat, question, repeat + place  # so that another arm leads in each repeat of a question
+
+
+def rotated(arms: Sequence[T], turn: int) -> list[T]:
+    """The arms with another one in front at each turn. Of those that still run: else who stands behind one that is gone
+    would be the first twice as often."""
+    at = turn % len(arms) if arms else 0
+    return [*arms[at:], *arms[:at]]
+
+
+def beside(
+    places: Sequence[Place],
+    number: int,
+    arms: Sequence[str],
+    first: str,
+    known: Mapping[str, Collection[tuple[int, int, str]]],
+    *,
+    groups: int,
+    broken: Collection[str] = (),
+) -> Beside:
+    """Who runs beside whom in group `number` of `groups`: for each place the names by the group that they are noted in.
+
+    All in one, if nothing was measured before (known: (group, repeat, question) by arm). An arm that lacks what `first`
+    has done in an earlier session gets a group of its own for it, from `groups` on, in which `first` runs again: a
+    machine may be faster on another day. But for the place at which all of them were interrupted: one question. broken:
+    arms that had ended before the others.
+    """
+    extra = sorted({group for keys in known.values() for group, _, _ in keys if group >= groups})
+    fresh = max([groups, *(group + 1 for group in extra)])
+    last = next((p for p in reversed(places) if any((number, *p) in known.get(arm, ()) for arm in arms)), None)
+    found: dict[Place, list[tuple[int, Collection[str]]]] = {}
+    for place in places:
+        others = [arm for arm in arms if arm != first]
+        again = {g: {arm for arm in others if (g, *place) in known.get(arm, ())} for g in extra}
+        moved = {arm for names in again.values() for arm in names}
+        late: set[str] = set()
+        if (number, *place) in known.get(first, ()):
+            lacking = {arm for arm in others if (number, *place) not in known.get(arm, ())} - moved
+            late = {arm for arm in lacking if place != last or arm in broken}
+        found[place] = [(number, {arm for arm in arms if arm not in late | moved})]
+        found[place] += [(g, {first, *names}) for g, names in again.items() if names]
+        found[place] += [(fresh, {first, *late})] if late else []
+    return found

@@ -51,7 +51,7 @@ def sample_run(path: Path, *, questions: int = 3, repeats: int = 1, seed: int = 
     records["memspec"][3] = replace(other, token_ids=(*other.token_ids[:20], 7, *other.token_ids[21:]))
     arms = {
         "peer:flashspec": ArmInfo("peer", "absent", "No module named 'flashspec'"),
-        "peer:llama.cpp-lookup": ArmInfo("peer", "ok", "", "the same GGUF", 210 << 20),
+        "peer:llama.cpp-lookup": ArmInfo("peer", "ok", "", "the same file", 210 << 20),
     }
     folder = write_run(path, records, arms=arms, settings={"max_new_tokens": 128, "repeats": repeats})
     trace = path / TRACES / f"{file_name('edgespec')}.json"
@@ -86,6 +86,7 @@ def _answer(name: str, number: int, rate: float, rng: random.Random, **place: An
             "accepted_tokens": sum(rounds) - count,
             "proposed_tokens": 3 * drafted,
             "acceptance_by_position": [0.6, 0.5, 0.4] if drafted else [],
+            "tries_by_position": [drafted, drafted // 2, drafted // 4] if drafted else [],
             "fallback_share": 0.06 if held else 0.0,
             "loads": int(held and rng.random() < 0.6),
             "load_seconds_hidden": 0.2 if held else 0.0,

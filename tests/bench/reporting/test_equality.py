@@ -111,6 +111,7 @@ def test_a_measured_gap_belongs_to_its_place(tmp_path: Path) -> None:
 
 
 def test_damaged_gaps_are_named(tmp_path: Path) -> None:
-    (tmp_path / TIES).write_text('["arm", 0, 0, "1", 0, 3, {"margin": 0}]\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match="line 1 is damaged"):
-        read_ties(tmp_path)
+    for gaps in ('{"margin": 0}', '{"margin": 0, "gap": NaN}'):
+        (tmp_path / TIES).write_text(f'["arm", 0, 0, "1", 0, 3, {gaps}]\n', encoding="utf-8")
+        with pytest.raises(ConfigError, match="line 1 is damaged"):
+            read_ties(tmp_path)

@@ -37,7 +37,7 @@ def test_speed_ups_by_hand(tmp_path: Path) -> None:
     assert arm["by_task"]["mt-bench"]["value"] == pytest.approx(2)
     assert arm["by_task"]["qa"]["value"] == pytest.approx(1)
     assert arm["by_category"]["writing"]["value"] == pytest.approx(2)
-    assert arm["least_task"] == {"task": "qa", "value": pytest.approx(1)}
+    assert arm["least_task"] is None, "of one question each"
     assert arm["whole_turn"]["value"] == pytest.approx((22 / 0.35) / (22 / 0.40))
     assert arm["first_token_s"] == pytest.approx(0.1)
     assert arm["prefill_tokens_per_second"] == pytest.approx(200)
@@ -97,6 +97,45 @@ def test_the_median_repeat_counts(tmp_path: Path) -> None:
     arm = [record(1, step=step, repeat=repeat) for repeat, step in enumerate(steps)]
     part = part_of(tmp_path, {"plain": [record(1, repeat=repeat) for repeat in range(3)], "arm": arm})
     assert part["arms"]["arm"]["speedup"]["value"] == pytest.approx(2)
+
+
+def test_the_median_is_that_of_a_repeat_which_was_run(tmp_path: Path) -> None:
+    """Sampled texts differ in length: the median of tokens and that of seconds belong to no repeat."""
+    arm = [record(1, rounds=(1,) * n, step=s, repeat=i) for i, (n, s) in enumerate([(10, 0.1), (20, 0.2), (60, 0.05)])]
+    part = part_of(tmp_path, {"plain": [record(1, step=0.1, repeat=repeat) for repeat in range(3)], "arm": arm})
+    assert part["arms"]["arm"]["speedup"]["tokens_per_second"] == pytest.approx(10)
+
+
+def test_the_first_repeat_stands_beside_the_median(tmp_path: Path) -> None:
+    plain = [record(q, repeat=repeat) for q in (1, 2) for repeat in range(3)]
+    arm = [record(q, repeat=repeat, step=0.005 if repeat else 0.01) for q in (1, 2) for repeat in range(3)]
+    found = part_of(tmp_path, {"plain": plain, "arm": arm})["arms"]["arm"]
+    assert found["speedup"]["value"] == pytest.approx(2)
+    assert (found["first_repeat"]["value"], found["first_repeat"]["questions"]) == (pytest.approx(1), 2)
+    once = part_of(tmp_path / "2", {"plain": plain[::3], "arm": arm[::3]})["arms"]["arm"]
+    assert once["first_repeat"] is None
+
+
+def test_the_least_task_is_of_two_questions_at_least(tmp_path: Path) -> None:
+    arm = [record(1, step=0.02), record(2, **QA), record(3, **QA)]
+    part = part_of(tmp_path, {"plain": [record(1), record(2, **QA), record(3, **QA)], "arm": arm})
+    assert part["arms"]["arm"]["by_task"]["mt-bench"]["value"] == pytest.approx(0.5)
+    assert part["arms"]["arm"]["least_task"] == {"task": "qa", "value": pytest.approx(1)}
+
+
+@pytest.mark.parametrize(
+    ("plain", "others"),
+    [
+        ("the file's own blocks (4-bit where the file is)", {"the same file": False, "float32, dequantised": True}),
+        ("float32, dequantised", {"the same file": True, "float32, dequantised; prompt lookup": False, "": False}),
+    ],
+)
+def test_arms_with_other_weights_are_marked(tmp_path: Path, plain: str, others: dict[str, bool]) -> None:
+    arms = {f"peer:{i}": ArmInfo("peer", weights=weights) for i, weights in enumerate(others)}
+    records = {name: [record(1)] for name in ("plain", *arms)}
+    part = part_of(tmp_path, records, arms={**arms, "plain": ArmInfo("policy", weights=plain)})
+    assert [part["arms"][name]["other_weights"] for name in arms] == list(others.values())
+    assert not part["arms"]["plain"]["other_weights"]
 
 
 def test_turns_are_added_before_the_median(tmp_path: Path) -> None:
@@ -159,12 +198,13 @@ def test_peers_without_statistics(tmp_path: Path) -> None:
 def test_counters_of_the_engine(tmp_path: Path) -> None:
     stats = {
         "accepted_tokens": 6, "proposed_tokens": 12, "acceptance_by_position": [0.5, 0.4], "loads": 2, "switches": 1,
+        "tries_by_position": [8, 4],
         "draft_share": {"code": 8, "plain": 2}, "gamma_histogram": {"3": 8, "0": 2}, "fallback_share": 0.2,
         "load_seconds_hidden": 0.4, "load_seconds_exposed": 0.1, "predictor_seconds": 0.01, "target_seconds": 0.06,
         "draft_seconds": 0.02, "ranker_seconds": 0.005, "energy_joules": 3.0,
     }  # fmt: skip
     more = stats | {"accepted_tokens": 0, "proposed_tokens": 4, "acceptance_by_position": [0.0], "fallback_share": 0.0}
-    more |= {"draft_share": {"math": 5, "plain": 5}, "loads": 0}
+    more |= {"draft_share": {"math": 5, "plain": 5}, "loads": 0, "tries_by_position": [5]}
     records = [record(1, stats=stats), record(2, rounds=(1,) * 10, stats=more, **QA)]
     part = part_of(tmp_path, {"plain": [record(1), record(2, **QA)], "edgespec": records})
     arm = part["arms"]["edgespec"]
@@ -190,18 +230,14 @@ def test_energy_is_known_only_if_every_answer_tells(tmp_path: Path) -> None:
     assert part["arms"]["plain"]["energy_joules"] is None
 
 
-def test_places_weigh_by_the_rounds_that_reached_them(tmp_path: Path) -> None:
-    one = {"acceptance_by_position": [0.5, 0.25], "draft_share": {"code": 8, "plain": 2}}
-    other = {"acceptance_by_position": [1.0, 1.0], "draft_share": {"code": 5, "plain": 5}}
-    part = part_of(tmp_path, {"plain": [record(1, stats=one), record(2, stats=other)]})
-    assert part["arms"]["plain"]["acceptance_by_position"] == pytest.approx([9 / 13, (4 * 0.25 + 5) / 9])
-
-
-def test_tries_by_position_weigh_where_they_are_told(tmp_path: Path) -> None:
+def test_places_weigh_by_the_proposals_that_reached_them(tmp_path: Path) -> None:
     one = {"acceptance_by_position": [1.0, 0.5], "tries_by_position": [10, 2], "draft_share": {"code": 10}}
     other = {"acceptance_by_position": [0.0, 1.0], "tries_by_position": [10, 6], "draft_share": {"code": 10}}
     part = part_of(tmp_path, {"plain": [record(1, stats=one), record(2, stats=other)]})
     assert part["arms"]["plain"]["acceptance_by_position"] == pytest.approx([0.5, 7 / 8])
+    del other["tries_by_position"]  # as in runs that were measured before they were counted
+    part = part_of(tmp_path / "2", {"plain": [record(1, stats=one), record(2, stats=other)]})
+    assert part["arms"]["plain"]["acceptance_by_position"] == [], "unknown, and not made up"
 
 
 def test_parts_that_exceed_the_whole_are_told(tmp_path: Path) -> None:
@@ -229,6 +265,16 @@ def test_doubts_are_told(tmp_path: Path) -> None:
     assert any("not every arm" in warning for warning in part_of(
         tmp_path / "2", {"plain": [record(1), record(2)], "a": [record(1)], "b": [record(1), record(2)]}
     )["warnings"])  # fmt: skip
+
+
+def test_fallbacks_as_they_were_counted_before_are_told(tmp_path: Path) -> None:
+    stats = {"draft_share": {"code": 6, "plain": 4}, "gamma_histogram": {"3": 8, "0": 2}, "fallback_share": 0.3}
+    new = record(1, stats=stats)
+    old = record(1, stats=stats)
+    del old.stats["tries_by_position"]
+    part = part_of(tmp_path, {"plain": [record(1)], "new": [new], "old": [old]})
+    assert part["arms"]["new"]["warnings"] == []
+    assert "its fallback share has the 20.0% of rounds" in part["arms"]["old"]["warnings"][0]
 
 
 def test_regret_by_hand(tmp_path: Path) -> None:
@@ -275,6 +321,14 @@ def test_a_run_in_which_plain_failed_throughout(tmp_path: Path) -> None:
         ({"stats": {"target_seconds": float("nan")}}, "target_seconds is nan"),
         ({"stats": {"loads": "many"}}, "loads is 'many'"),
         ({"stats": {"draft_share": [1, 2]}}, "draft_share is not counts by name"),
+        ({"stats": {"draft_share": {"a": -1}}}, "draft_share of a is -1"),
+        ({"stats": {"draft_share": {"a": float("nan")}}}, "draft_share of a is nan"),
+        ({"stats": {"gamma_histogram": {"a": 1}}}, "gamma_histogram has 'a'"),
+        ({"stats": {"fallback_share": 3}}, "fallback_share is 3, more than all"),
+        ({"stats": {"acceptance_by_position": ["0.5"]}}, "not a number"),
+        ({"stats": {"acceptance_by_position": [0.5, 0.5], "tries_by_position": [3]}}, "of the same places"),
+        ({"stats": {"accepted_tokens": 3, "proposed_tokens": 2}}, "accepted_tokens is 3 of 2"),
+        ({"round_tokens": (1000,)}, "round_tokens come to 1000 of 11"),
     ],
 )
 def test_numbers_that_cannot_be_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -69,6 +69,15 @@ def test_other_threads_on_one_machine_are_another_setting(tmp_path: Path) -> Non
         figures([one, two])
 
 
+def test_what_auto_came_to_is_compared_too(tmp_path: Path) -> None:
+    one, two = (shard(tmp_path, str(q), (q,), machine={"slots": q}) for q in (1, 2))
+    with pytest.raises(ConfigError, match="drafts in memory at once is 1 in the first and 2"):
+        figures([one, two])
+    there = shard(tmp_path, "there", (3,), machine={"cpu": "other", "slots": 5})
+    (part,) = figures([one, there])["parts"]
+    assert any("different numbers of drafts in memory: 1, 5" in warning for warning in part["warnings"])
+
+
 def test_no_folder_at_all() -> None:
     with pytest.raises(ConfigError, match="Give the folder"):
         figures([])

@@ -87,7 +87,7 @@ def test_what_others_wrote_stays_text(tmp_path: Path) -> None:
     folder = write_run(
         tmp_path / "run",
         {"plain": [record(1, **place), record(2)], "arm": [failed(1, EVIL, **place), record(2)]},
-        arms={"peer:x": ArmInfo("peer", "absent", EVIL, EVIL)},
+        arms={"peer:x": ArmInfo("peer", "absent", EVIL, EVIL), "arm": ArmInfo("policy", weights=EVIL)},
         settings={"model": EVIL, "questions": EVIL},
         machine={"cpu": EVIL},
         skipped=[{"file": EVIL, "line": 3, "reason": EVIL}],
@@ -106,6 +106,31 @@ def test_plain_has_no_ratio_to_itself(sample: tuple[Path, dict[str, Any], str]) 
     part = sample[1]["parts"][0]
     assert "plain" not in [row[0] for row in tables.by(part, "task").rows]
     assert tables.summary(part).rows[0][:4] == ["plain", "1.00", "–", "–"]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_what_is_not_of_the_same_kind_is_marked(tmp_path: Path) -> None:
+    place = {"category": "qa", "task": "qa", "domain": "qa"}
+    plain = [record(q, repeat=r, **(place if q > 2 else {})) for q in (1, 2, 3) for r in (0, 1)]
+    folder = write_run(
+        tmp_path / "run",
+        {"plain": plain, "peer:x": [*plain[:2], *plain[4:]], "arm": plain},
+        arms={"peer:x": ArmInfo("peer", weights="float32, dequantised")},
+        settings={"resident": None},
+        machine={"slots": 2},
+    )
+    console = Console(width=160, record=True, file=(tmp_path / "printed").open("w"))
+    document = publish([folder], folder, console)
+    (part,), printed = document["parts"], console.export_text()
+    assert [row[0] for row in tables.summary(part).rows] == ["plain", "peer:x *", "arm"]
+    assert [row[3] for row in tables.summary(part).rows] == ["–", "1.00", "1.00"]
+    assert [row[-1] for row in tables.latency(part).rows] == ["the file's", "float32, dequantised", "the file's"]
+    by_task = {row[0]: row[1:] for row in tables.by(part, "task").rows}
+    assert by_task["peer:x"] == ["1.00 n=1", "1.00"]
+    assert by_task["arm"][0] == "1.00 (1.00–1.00)"
+    for text in ("peer:x *", "computes with other weights", "1st repeat", "drafts in memory at once: 2 (what fitted)"):
+        assert text in printed
+        assert text in "".join(page(folder).itertext())
 
 
 def assert_rectangular(folder: Path) -> None:

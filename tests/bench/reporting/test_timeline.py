@@ -94,8 +94,11 @@ def test_traces_of_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     trace_file(run.path, "static:code@3").write_text(
         json.dumps(trace(answer(0, 2), a_round(0, "code"))), encoding="utf-8"
     )
+    endless = trace(answer(0, float("inf")), a_round(0, "code"), a_round(1, "ngram"))
+    trace_file(run.path, "plain").write_text(json.dumps(endless), encoding="utf-8")
     trace_file(run.path, "memspec").write_text('{"traceEvents": [{"ph": "X"}]}', encoding="utf-8")
     with caplog.at_level(logging.WARNING):
         found = timelines(Part([run]))
     assert list(found) == ["edgespec"], "an arm that always does the same has nothing to show"
     assert "memspec.json cannot be read" in caplog.text
+    assert "plain.json cannot be read" in caplog.text

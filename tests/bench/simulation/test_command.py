@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench.simulation import command
+from edgespec.bench.reporting.tables import Table
+from edgespec.bench.simulation import command, tables
 from edgespec.bench.simulation.output import FILES
 from edgespec.errors import ConfigError
 from tests.bench.simulation import made
@@ -98,6 +99,8 @@ def test_settings_of_the_command_line_count(traces: str, capsys: pytest.CaptureF
         (["--device-profile", "orin-nano-8gb", "--resident", "6"], "room for 4"),
         (["--costs", "none.json"], "cannot be read"),
         (["--validate", "nothing"], "There is no run"),
+        (["--validate", "nothing", "--device-profile", "agx-orin"], "leave out --device-profile"),
+        (["--policies", "static:left@4"], "at most 3"),
     ],
 )
 def test_what_cannot_work_is_refused(traces: str, arguments: list[str], message: str) -> None:
@@ -136,3 +139,35 @@ def test_ctrl_c_leaves_nothing_half_written(
     assert simulate(traces, "--out", str(tmp_path / "out")) == 130
     assert "interrupted" in capsys.readouterr().err
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_what_the_flags_cannot_do_is_said(
+    traces: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command.Device, "slots", lambda *_: 1)
+    arguments = ("--device-profile", "agx-orin", "--resident", "1", "--sweep", "resident", "--policies", "memspec@3")
+    assert simulate(traces, *arguments, "--sweep", "prefetch", "--out", str(tmp_path)) == 0
+    document = json.loads((tmp_path / "simulation.json").read_text(encoding="utf-8"))
+    assert {point["value"] for point in document["sweeps"][0]["points"]} == {1}
+    shown = capsys.readouterr().out
+    assert "Mind: Only 1 of 2 drafts fit" in shown
+    assert "Mind: --sweep prefetch compares policies of its own" in shown
+    assert "mab-async" in shown.split("Prediction, prefetching, and both")[1]  # the table's own note
+    assert "- Only 1 of 2 drafts fit" in (tmp_path / "simulation.md").read_text(encoding="utf-8")
+
+
+def test_rates_are_those_of_policies_in_one_process(traces: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(traces, "--policies", "plain,memspec@3", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    replayed = document["replayed"]
+    assert set(replayed["rounds_per_second"]) == {"memspec@3"}
+    assert replayed["rounds"] == document["rows"][1]["rounds"]
+    assert "a second in one process" in document["about"]
+
+
+def test_names_of_a_trace_break_no_table_and_command_no_terminal() -> None:
+    table = Table("a|b", ["<b>", "2"], [["x|<img src=y>", "\x1b[2J"]], "note *n*")
+    made_of = tables.markdown(table)
+    assert "| x\\|\\<img src=y\\> |" in made_of
+    assert "<img" not in made_of.replace("\\<img", "")
+    assert "\x1b" not in tables.text(table)

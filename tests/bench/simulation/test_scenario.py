@@ -21,6 +21,7 @@ from edgespec.bench.simulation.scenario import (
 from edgespec.bench.simulation.sweep import run_all, sweep
 from edgespec.errors import ConfigError
 from predictor.costs import CostTable
+from predictor.replay import TextTrace
 from tests.bench.simulation import made
 
 
@@ -65,9 +66,20 @@ def test_the_interval_reaches_every_policy(base: Base) -> None:
     assert spec(Setting("memspec,n=2", interval=8)) == "memspec,n=2"
     assert spec(Setting("edgespec", interval=8)) == "edgespec"  # has no option: the replay keeps to it
     assert spec(Setting("static:left@3", interval=8)) == "static:left@3"
-    often = simulate(base, Setting("edgespec", interval=1, resident=1))
-    rarely = simulate(base, Setting("edgespec", interval=16, resident=1))
-    assert len(often.reasons) > len(rarely.reasons)
+    asked: list[int] = []
+
+    def ranks(text: TextTrace, position: int, seen: object) -> dict[str, float]:
+        asked.append(position)
+        return {"left": 0.5, "right": 0.4}
+
+    def points(interval: int) -> int:
+        asked.clear()
+        ranked = replace(base, corpus=replace(base.corpus, rankings=ranks))  # type: ignore[arg-type]
+        simulate(ranked, Setting("edgespec", interval=interval, resident=1))
+        return len(asked)
+
+    texts = len(base.corpus.texts)
+    assert points(1) > points(4) > points(16) >= 2 * texts  # before the prompt, behind it, and every N rounds
 
 
 def test_figures_say_what_a_policy_gained(base: Base) -> None:
@@ -94,12 +106,14 @@ def test_a_policy_that_cannot_be_made_is_named(base: Base) -> None:
 
 
 def test_two_processes_find_what_one_finds(base: Base) -> None:
-    settings = [Setting(policy) for policy in ("plain", "edgespec", "memspec@3", "oracle-dynamic", "hedge")]
+    settings = [Setting(policy) for policy in ("plain", "edgespec", "memspec@3", "oracle-dynamic", "hedge@3")]
     steps: list[int] = []
     alone, together = run_all(base, settings, steps.append, jobs=1), run_all(base, settings, steps.append, jobs=2)
     assert alone.rows == together.rows
     assert [row["policy"] for row in alone.rows] == [setting.policy for setting in settings]
-    assert alone.rounds == together.rounds == sum(row["rounds"] for row in alone.rows)
+    assert alone.rounds == together.rounds == sum(row["rounds"] for row in alone.rows[1:])  # plain ones are cheap
+    assert set(alone.rates) == {setting.policy for setting in settings[1:]}
+    assert min(alone.rates.values()) > 0
     assert sum(steps) == 2 * len(settings)
 
 
@@ -127,3 +141,29 @@ def test_plain_decoding_is_of_the_same_texts(base: Base) -> None:
     short = run_all(base, [Setting("edgespec", new_tokens=10)], ignore, jobs=1).rows[0]
     assert short["tokens"] == 8 * 9
     assert 0.5 < short["speedup"] < 3
+
+
+@pytest.mark.parametrize("policy", ["static:left@4", "static:ngram@16", "memspec", "edgespec@4", "oracle-dynamic@4"])
+def test_longer_blocks_than_were_recorded_are_refused(base: Base, policy: str) -> None:
+    with pytest.raises(ConfigError, match=r"4 tokens|16 tokens") as caught:
+        simulate(base, Setting(policy))
+    assert "at most 3" in str(caught.value)
+    simulate(base, Setting("static:left@3"))
+
+
+def test_a_table_that_does_not_say_whose_step_is_whose_is_refused() -> None:
+    def table(**drafts: float) -> str:
+        return json.dumps(CostTable({1: 0.01}, drafts).to_json())
+
+    assert costs_from(table(head=0.002, words=1e-5), ["left", "right"], ["words"]).draft("right") == 0.002
+    assert costs_from(table(head=0.002, left=0.004), ["left", "right"]).draft("left") == 0.004
+    with pytest.raises(ValueError, match="left, right, its head, standalone may be any"):
+        costs_from(table(head=0.002, standalone=0.02), ["left", "right"])
+    with pytest.raises(ValueError, match="no step of right, nor one"):
+        costs_from(table(left=0.002), ["left", "right"])
+
+
+def test_damaged_costs_of_traces_are_named(base: Base) -> None:
+    for damage in ({"verify": {"0": 1}}, {"verify": {"1": "x"}}, {"verify": {"1": 1}, "drafts": [1]}):
+        with pytest.raises(ConfigError, match="costs of the traces are damaged"):
+            trace_costs(replace(base.corpus, costs={"drafts": {}, **damage}))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.bench.specbench.arms import Arm
-from edgespec.bench.specbench.folder import ArmInfo, RunFolder, RunWriter, has_run, read_run
+from edgespec.bench.specbench.folder import ArmInfo, Record, RunFolder, RunWriter, has_run, read_run
 from edgespec.bench.specbench.harness import Harness, Plan
 from edgespec.bench.specbench.questions import Question
 from edgespec.bench.workers import WorkerFailure
@@ -115,6 +115,11 @@ class Fakes:
             writer.save()
             writer.close()
         return read_run(self.folder)
+
+
+def rate(record: Record) -> float | None:
+    """Tokens per second after the first emission."""
+    return record.decode_tokens / record.decode_s if record.decode_s else None
 
 
 def failing(message: str, *, alive: bool) -> Script:

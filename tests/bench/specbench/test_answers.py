@@ -73,3 +73,9 @@ def test_what_an_engine_does_not_tell_is_not_made_up(tmp_path: Path) -> None:
     found = answers(folder, "peer_x")
     assert [line["choices"][0]["accept_lengths"] for line in found] == [[], []]
     assert [line["choices"][0]["new_tokens"] for line in found] == [[11], [0]]
+
+
+def test_what_was_run_later_in_another_group_is_there_too(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, {"late": [record("x-3", group=1, rounds=[7]), record(2), record("x-3", repeat=1)]})
+    found = answers(folder, "late")
+    assert [[choice["new_tokens"] for choice in line["choices"]] for line in found] == [[[11]], [[8], [11]]]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.bench import extras
 from edgespec.bench.specbench import command, ray_cluster
 from edgespec.bench.specbench.folder import LOCK, read_run, records_file
 from edgespec.cli.main import main
@@ -168,6 +169,55 @@ def test_resume_with_another_question_file_is_refused(
     assert "sha256 was" in capsys.readouterr().err
 
 
+def test_what_was_made_of_auto_holds_for_the_whole_run(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much memory is free when it is gone on with."""
+    monkeypatch.setattr(command, "Worker", Workers(stop_after=1))
+    assert run("--policies", "edgespec", "--repeats", "1") == 130
+    file = tmp_path / "out" / "run.json"
+    document = json.loads(file.read_text())
+    assert document["machine"]["slots"] == 2
+    document["machine"] |= {"slots": 1, "context": 96}
+    file.write_text(json.dumps(document))
+    given, workers = [], Workers()
+
+    def make(name: str, *, threads: int) -> FakeArm:
+        worker = workers(name, threads=threads)
+        request = worker.request
+
+        def noting(op: str, **fields: Any) -> dict[str, Any]:
+            given.extend([fields["options"]["config"]] if op == "load" else [])
+            return request(op, **fields)
+
+        worker.request = noting  # type: ignore[method-assign]
+        return worker
+
+    monkeypatch.setattr(command, "Worker", make)
+    assert run("--policies", "edgespec", "--repeats", "1", "--resume") == 0
+    assert {(config["resident"], config["context"]) for config in given} == {(1, 96)}
+
+
+def test_answers_that_failed_are_named_and_asked_once_more(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make(name: str, *, threads: int) -> FakeArm:
+        def script(prompt: list[int], limit: int) -> dict[str, Any]:
+            bad = name == "edgespec" and limit < command_limit()
+            return (failing("no luck", alive=True) if bad else answering(ids=(105, 106, 107)))(prompt, limit)
+
+        return FakeArm(name, script)
+
+    words = ("--policies", "edgespec", "--repeats", "1")
+    monkeypatch.setattr(command, "Worker", make)
+    assert run(*words) == 0
+    assert "3 answers failed; --resume --retry-errors asks for them once more" in capsys.readouterr().err
+    monkeypatch.setattr(command, "Worker", workers := Workers())
+    assert run(*words, "--resume", "--retry-errors") == 0
+    assert {name for name, _ in workers.asked} == {"edgespec"}
+    assert all(record.error is None for record in read_run(tmp_path / "out").records["edgespec"])
+
+
 def test_lines_and_questions_that_cannot_be_used_are_counted_and_named(
     run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +254,7 @@ def test_lines_and_questions_that_cannot_be_used_are_counted_and_named(
         (["--questions", "/nowhere/q.jsonl"], "/nowhere/q.jsonl"),
         (["--out", "/proc/nothing/run"], "cannot be written"),
         (["--temperature", "nan"], "wants a number from 0 to 100"),
+        (["--retry-errors"], "--retry-errors goes with --resume"),
         (["--limit", "0"], "whole number from 1 up"),
         (["-n", "100000"], "--max-new-tokens must be at most"),
         (["--resident", "9000", "--memory-budget", "1KB"], "memory"),
@@ -283,7 +334,8 @@ def test_arms_that_fail_make_the_command_fail_and_leave_the_rest(
     assert run("--policies", "memspec,edgespec", "--repeats", "1") == 1
     assert "memspec has an error: no room" in capsys.readouterr().err
     found = read_run(tmp_path / "out")
-    assert not found.finished
+    assert found.finished, "all that could be asked was"
+    assert found.arms["memspec"].status == "error"
     assert len(found.records["edgespec"]) == len(found.records["plain"]) == 3
 
 
@@ -306,3 +358,27 @@ def test_a_cluster_is_asked_with_the_same_arguments(
     monkeypatch.setattr(ray_cluster, "run", lambda args: given.append(args) or 7)
     assert run("--ray", "head:6379", "--shards", "4") == 7
     assert (given[0].ray, given[0].shards, given[0].shard) == ("head:6379", 4, None)
+
+
+def test_differences_are_judged_on_the_device_of_the_run(
+    run: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    class Noting:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            made.append(options)
+
+        def gap(self, *asked: Any) -> dict[str, float]:
+            return {"margin": 0.0, "gap": 0.0}
+
+        def kill(self) -> None:
+            pass
+
+    def make(name: str, *, threads: int) -> FakeArm:
+        return FakeArm(name, answering(ids=(105, 106 + (name == "edgespec"), 107)))
+
+    monkeypatch.setattr(extras, "Probes", Noting)
+    monkeypatch.setattr(command, "Worker", make)
+    assert run("--policies", "edgespec", "--repeats", "1", "--device", "torch-cpu") == 0
+    assert made == [{"device": "torch-cpu"}]

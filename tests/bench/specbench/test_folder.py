@@ -68,6 +68,7 @@ def damaged(file: Path, line: int, text: str) -> None:
         (json.dumps({"question_id": "1"}), "it has no 'category'"),
         (json.dumps({**record(1).to_json(), "decode_s": "fast"}), "'decode_s' is \"fast\""),
         (json.dumps({**record(1).to_json(), "token_ids": [1.5]}), "'token_ids'"),
+        (json.dumps({**record(1).to_json(), "seconds": float("nan")}), "NaN is no number"),
         (json.dumps(record(2).to_json()), "line 2 is damaged: the same turn as in line 1"),
     ],
 )
@@ -103,6 +104,31 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not JSON"):
         read_run(tmp_path)
     assert has_run(tmp_path)
+
+
+def test_records_without_what_tells_what_they_are_of(folder: Path) -> None:
+    (folder / "run.json").unlink()
+    assert has_run(folder)
+    with pytest.raises(ConfigError, match=r"has records, but no run\.json"):
+        read_run(folder)
+
+
+def test_records_of_the_first_runs_are_read(folder: Path) -> None:
+    lines = [json.dumps({k: v for k, v in r.to_json().items() if k != "session"}) for r in (record(1), record(2))]
+    records_file(folder, "plain").write_text("\n".join(lines) + "\n")
+    assert read_run(folder).records["plain"] == [record(1), record(2)]
+
+
+def test_an_answer_after_an_error_counts_instead_of_it(folder: Path) -> None:
+    writer = RunWriter(read_run(folder))
+    writer.append("static:code@4", record(2))
+    writer.close()
+    assert writer.run.records["static:code@4"] == [record(1, rounds=[3, 2, 5]), record(2)]
+    assert read_run(folder).records["static:code@4"] == writer.run.records["static:code@4"]
+    with records_file(folder, "static:code@4").open("a") as stream:
+        stream.write(json.dumps(record(2).to_json()) + "\n")
+    with pytest.raises(ConfigError, match="line 4 is damaged: the same turn as in line 3"):
+        read_run(folder)
 
 
 def test_two_runs_into_one_folder_are_refused(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench.specbench.folder import read_run
+from edgespec.bench.reporting.figures import figures
+from edgespec.bench.specbench.folder import read_run, records_file
 from edgespec.bench.specbench.harness import PlainFailure, in_words
-from tests.bench.specbench.fakes import END, Fakes, answering, arm, failing, question
+from tests.bench.specbench.fakes import END, Fakes, answering, arm, failing, question, rate
 
 LONG = tuple(range(1, 10))
 
@@ -23,7 +24,7 @@ def test_b022_true_rates_and_one_counter_for_all_arms(tmp_path: Path) -> None:
     assert (plain.first_token_s, fast.first_token_s) == (0.1, 0.1)
     assert (plain.decode_tokens, plain.decode_s) == (6, pytest.approx(0.06))
     assert (fast.decode_tokens, fast.decode_s) == (6, pytest.approx(0.02))  # what lies behind the end is not counted
-    assert fast.decode_rate == pytest.approx(300)
+    assert rate(fast) == pytest.approx(300)
     assert (plain.round_tokens, fast.round_tokens) == ((1,) * 6, (4, 2))
     assert fast.seconds == pytest.approx(0.12)
     assert (fast.rss_bytes, fast.resident, fast.prompt_tokens) == (250_000_000, ("code",), 2)
@@ -32,8 +33,8 @@ def test_b022_true_rates_and_one_counter_for_all_arms(tmp_path: Path) -> None:
 def test_b022_answers_of_no_token_and_of_one(tmp_path: Path) -> None:
     run = Fakes(tmp_path, {"plain": answering(ids=()), "fast": answering(ids=(5,))}).run([question(1)])
     (none,), (one,) = run.records["plain"], run.records["fast"]
-    assert (none.error, none.token_ids, none.first_token_s, none.decode_rate) == (None, (), None, None)
-    assert (one.token_ids, one.first_token_s, one.decode_tokens, one.decode_rate) == ((5,), 0.1, 0, None)
+    assert (none.error, none.token_ids, none.first_token_s, rate(none)) == (None, (), None, None)
+    assert (one.token_ids, one.first_token_s, one.decode_tokens, rate(one)) == ((5,), 0.1, 0, None)
 
 
 def test_b022_a_question_that_fails_is_an_error_and_never_a_time(tmp_path: Path) -> None:
@@ -56,8 +57,8 @@ def test_b172_b182_reading_a_long_prompt_is_in_no_rate(tmp_path: Path) -> None:
     scripts = {"plain": answering(prefill=0.1), "slow": answering(prefill=5.0)}
     run = Fakes(tmp_path, scripts).run([question(1)])
     plain, slow = run.records["plain"][0], run.records["slow"][0]
-    assert plain.decode_rate == pytest.approx(100)
-    assert slow.decode_rate == pytest.approx(100)
+    assert rate(plain) == pytest.approx(100)
+    assert rate(slow) == pytest.approx(100)
     assert slow.first_token_s == 5.0  # the first token of any kind starts the decode clock
 
 
@@ -203,8 +204,15 @@ def test_the_second_time_the_arm_has_an_error_and_the_others_go_on(tmp_path: Pat
     assert len(run.records["plain"]) == len(run.records["c"]) == 4
     again = Fakes(tmp_path, {"plain": answering(), "weak": answering(), "c": answering()})
     run = again.run(questions)
-    assert again.asked == [("weak", (1000, 4))]  # what failed is not tried again, what was not asked is
+    # What failed is not tried again. What was not asked is, with plain once more beside it.
+    assert again.asked == [("weak", (1000, 4)), ("plain", (1000, 4))]
     assert run.arms["weak"].status == "ok"
+    assert [(r.question_id, r.group, r.session) for r in run.records["weak"][3:]] == [("4", 1, 1)]
+    assert [(r.question_id, r.group, r.session) for r in run.records["plain"][3:]] == [("4", 0, 0), ("4", 1, 1)]
+    assert {(r.group, r.session) for r in run.records["c"]} == {(0, 0)}
+    idle = Fakes(tmp_path, {name: answering() for name in ("plain", "weak", "c")})
+    idle.run(questions)
+    assert idle.workers == []
 
 
 def test_without_plain_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
@@ -277,3 +285,135 @@ def test_the_time_left_is_that_of_the_answers_that_are_left(tmp_path: Path) -> N
         "plain: question 4, about 10 s left",
     ]
     assert [in_words(s) for s in (40.2, 700, 11100)] == ["40 s", "12 min", "3 h 05 min"]
+
+
+# What is run after a --resume
+
+
+def refusing(fakes: Fakes, name: str, op: str, reply: Any) -> None:
+    """One arm answers one kind of request with `reply`, or fails with it."""
+    real = fakes.start
+
+    def start(made: Any) -> Any:
+        worker = real(made)
+        request = worker.request
+
+        def other(asked: str, **fields: Any) -> Any:
+            if made.name == name and asked == op:
+                return reply if isinstance(reply, dict) else failing(reply, alive=True)([], 0)
+            return request(asked, **fields)
+
+        worker.request = other
+        return worker
+
+    fakes.start = start  # type: ignore[method-assign]
+
+
+def test_an_arm_that_is_left_over_is_compared_with_plain_of_its_own_day(tmp_path: Path) -> None:
+    questions = [question(n) for n in (1, 2, 3)]
+    first = Fakes(tmp_path, {"plain": answering(step=0.02), "b": answering(step=0.01), "c": answering(step=0.02)})
+    refusing(first, "b", "load", "3 GiB are missing")
+    first.run(questions)
+    in_vain = Fakes(tmp_path, {"plain": answering(), "b": answering(), "c": answering()})
+    refusing(in_vain, "b", "load", "3 GiB are missing")
+    assert in_vain.run(questions).arms["b"].status == "error"
+    assert in_vain.asked == [], "plain alone is not worth it"
+    again = Fakes(tmp_path, {"plain": answering(step=0.01), "b": answering(step=0.01), "c": answering()})  # cooler now
+    run = again.run(questions)
+    assert {name for name, _ in again.asked} == {"plain", "b"}
+    assert {(r.group, r.session) for r in run.records["b"]} == {(1, 1)}
+    arms = figures([run])["parts"][0]["arms"]
+    assert arms["b"]["speedup"]["value"] == pytest.approx(1), "not 2, as beside the plain of the first day"
+    assert arms["c"]["speedup"]["value"] == pytest.approx(1)
+    assert arms["b"]["speedup"]["questions"] == 3
+    assert not [text for name in arms for text in arms[name]["warnings"]]
+
+
+def test_left_over_questions_may_be_interrupted_too(tmp_path: Path) -> None:
+    questions = [question(n) for n in (1, 2, 3)]
+    first = Fakes(tmp_path, {"plain": answering(), "b": answering()})
+    refusing(first, "b", "load", "3 GiB are missing")
+    first.run(questions)
+    second = Fakes(tmp_path, {"plain": answering(), "b": interrupting(1)})
+    with pytest.raises(KeyboardInterrupt):
+        second.run(questions)
+    third = Fakes(tmp_path, {"plain": answering(), "b": answering()})
+    run = third.run(questions)
+    assert sorted(r.question_id for r in run.records["b"]) == ["1", "2", "3"]
+    plain = {(r.group, r.repeat, r.question_id): r.session for r in run.records["plain"]}
+    apart = [r for r in run.records["b"] if plain[r.group, r.repeat, r.question_id] != r.session]
+    assert len(apart) <= 1, "the question in which it was interrupted"
+    idle = Fakes(tmp_path, {"plain": answering(), "b": answering()})
+    idle.run(questions)
+    assert idle.workers == []
+
+
+def test_where_arm_and_plain_are_of_two_sessions_the_report_says_so(tmp_path: Path) -> None:
+    once = Fakes(tmp_path, {"plain": answering(), "b": interrupting(2)})
+    with pytest.raises(KeyboardInterrupt):
+        once.run([question(n) for n in (1, 2, 3)])
+    run = Fakes(tmp_path, {"plain": answering(), "b": answering()}).run([question(n) for n in (1, 2, 3)])
+    assert [(r.question_id, r.session) for r in run.records["plain"]] == [("1", 0), ("2", 0), ("3", 0)]
+    assert [(r.question_id, r.session) for r in run.records["b"]] == [("1", 0), ("2", 0), ("3", 1)]
+    (warning,) = figures([run])["parts"][0]["arms"]["b"]["warnings"]
+    assert "in 1 questions plain was measured in another session" in warning
+
+
+def picky(prompt: list[int], limit: int) -> dict[str, Any]:
+    return (failing("ValueError: too difficult", alive=True) if prompt[1] == 2 else answering())(prompt, limit)
+
+
+def test_what_failed_is_asked_once_more_if_that_is_wanted(tmp_path: Path) -> None:
+    questions = [question(1), question(2, "2", "3"), question(4)]
+    Fakes(tmp_path, {"plain": answering(), "b": picky}).run(questions)
+    resumed = Fakes(tmp_path, {"plain": answering(), "b": answering()})
+    resumed.run(questions)
+    assert resumed.asked == []
+    retried = Fakes(tmp_path, {"plain": answering(), "b": picky})
+    assert sum(r.error is not None for r in retried.run(questions, retry_errors=True).records["b"]) == 2
+    again = Fakes(tmp_path, {"plain": answering(), "b": answering()})
+    run = again.run(questions, retry_errors=True)
+    assert [ids[:2] for _, ids in again.asked] == [(1000, 2)] * 2
+    assert all(r.error is None for r in run.records["b"])
+    assert sorted((r.question_id, r.turn) for r in run.records["b"]) == [("1", 0), ("2", 0), ("2", 1), ("4", 0)]
+    assert len(records_file(tmp_path, "b").read_text().splitlines()) == 8, "nothing is taken out of the file"
+
+
+def test_each_group_has_a_restart_of_its_own(tmp_path: Path) -> None:
+    fakes = Fakes(tmp_path, {"plain": dying({2}), "b": answering(), "c": answering()})
+    run = fakes.run([question(1), question(2), question(3)], ["plain", "b"], ["plain", "c"])
+    assert run.arms["plain"].status == "ok"
+    assert len(run.records["c"]) == 3
+
+
+# What must not end a run
+
+
+def test_a_worker_that_says_nonsense_at_its_end_costs_no_run(tmp_path: Path) -> None:
+    fakes = Fakes(tmp_path, {"plain": answering(), "b": answering()})
+    refusing(fakes, "b", "memory", {"ok": True})
+    run = fakes.run([question(1)])
+    assert len(run.records["b"]) == 1
+    assert run.arms["b"].message.startswith("it answered all, and then: ")
+    assert all(worker.closed or worker.killed for worker in fakes.workers)
+
+
+def test_what_no_file_takes_is_an_error_of_that_answer(tmp_path: Path) -> None:
+    def odd(prompt: list[int], limit: int) -> dict[str, Any]:
+        reply = answering()(prompt, limit)
+        wrong = {1: {"rate": float("nan")}, 2: {"device_notes": ["\ud800"]}}[prompt[1]]
+        return {**reply, "stats": {**reply["stats"], **wrong}}
+
+    fakes = Fakes(tmp_path, {"plain": answering(), "odd": odd, "rude": failing("bad \ud800", alive=True)})
+    run = fakes.run([question(1), question(2)])
+    assert all("cannot be measured" in str(r.error) for r in run.records["odd"])
+    assert [r.error for r in run.records["rude"]] == ["bad ?"] * 2
+    assert [r.error for r in run.records["plain"]] == [None] * 2
+
+
+def test_who_stands_behind_a_dead_arm_does_not_lead_twice_as_often(tmp_path: Path) -> None:
+    fakes = Fakes(tmp_path, {name: answering() for name in ("plain", "b", "c")})
+    refusing(fakes, "b", "load", "no room")
+    fakes.run([question(n) for n in range(1, 7)])
+    leaders = [name for name, _ in fakes.asked[::2]]
+    assert leaders == ["plain", "c"] * 3

@@ -50,6 +50,18 @@ def test_lines_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     ]
 
 
+def test_half_characters_are_found_before_anything_is_run(tmp_path: Path) -> None:
+    texts = [
+        {"question_id": "\ud800", "category": "qa", "turns": ["x"]},
+        {"question_id": 2, "category": "\ud800", "turns": ["y"]},
+        {"id": "a", "question_id": "\ud800", "category": "qa", "turns": ["z"]},
+        {"question_id": 4, "category": "qa", "turns": ["w"]},
+    ]
+    items, ids, skipped = read_questions(write(tmp_path / "q.jsonl", texts))
+    assert [ids[item.line] for item in items] == [4]
+    assert [(one.line, "half a character" in one.reason) for one in skipped] == [(1, True), (2, True), (3, True)]
+
+
 def test_questions_keep_their_ids_and_all_their_turns(tmp_path: Path) -> None:
     found = read(write(tmp_path / "q.jsonl", LINES))
     assert [q.id for q in found] == [81, "x-2", 6, 7, 8]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.bench.specbench.schedule import Shard, groups
+from edgespec.bench.specbench.schedule import Shard, beside, groups, rotated, turns
 from edgespec.errors import ConfigError
 from tests.bench.specbench.fakes import question
 
@@ -38,3 +38,42 @@ def test_arms_are_grouped_by_what_fits_but_two_at_least() -> None:
     assert groups(["plain"], "plain", together=None, size=sizes.__getitem__, room=0) == [["plain"]]
     with pytest.raises(ConfigError, match="--together must be 2 or more"):
         of(1, together=1)
+
+
+@pytest.mark.parametrize(("arms", "repeats"), [(3, 3), (4, 4), (3, 5)])
+def test_every_arm_leads_as_often(arms: int, repeats: int) -> None:
+    """Also where their number divides that of the questions."""
+    leaders = [(q.key, rotated("abcd"[:arms], turn)[0]) for _, q, turn in turns([question(1), question(2)], repeats)]
+    counts = [sum(name == leader for _, leader in leaders) for name in "abcd"[:arms]]
+    assert max(counts) - min(counts) <= 1
+    assert len({name for key, name in leaders if key == "1"}) > 1
+    assert rotated("abc", 4) == ["b", "c", "a"]
+    assert rotated([], 4) == []
+
+
+PLACES = [(0, "1"), (0, "2"), (0, "3")]
+
+
+def who(known: dict[str, list[tuple[int, str]]], *, broken: tuple[str, ...] = ()) -> list[dict[int, str]]:
+    """By place, the arms of each group. known: (group, question)."""
+    keys = {arm: {(group, 0, name) for group, name in found} for arm, found in known.items()}
+    found = beside(PLACES, 0, ["p", "a", "b"], "p", keys, groups=1, broken=broken)
+    return [{group: "".join(sorted(names)) for group, names in found[place]} for place in PLACES]
+
+
+def test_what_was_not_begun_is_run_by_all_together() -> None:
+    assert who({}) == [{0: "abp"}] * 3
+    assert who({"p": [(0, "1")], "a": [(0, "1")], "b": [(0, "1")]}) == [{0: "abp"}] * 3
+
+
+def test_the_question_that_was_interrupted_is_ended_where_it_was_begun() -> None:
+    assert who({"p": [(0, "1"), (0, "2")], "a": [(0, "1"), (0, "2")], "b": [(0, "1")]}) == [{0: "abp"}] * 3
+
+
+def test_what_an_arm_lacks_of_another_day_is_run_with_plain_in_a_group_of_its_own() -> None:
+    whole = [(0, "1"), (0, "2"), (0, "3")]
+    known = {"p": whole, "a": whole, "b": [(0, "1")]}
+    assert who(known, broken=("b",)) == [{0: "abp"}, {0: "ap", 1: "bp"}, {0: "ap", 1: "bp"}]
+    assert who(known)[1:] == [{0: "ap", 1: "bp"}, {0: "abp"}]
+    known = {"p": [*whole, (1, "2")], "a": whole, "b": [(0, "1"), (1, "2")]}
+    assert who(known, broken=("b",)) == [{0: "abp"}, {0: "ap", 1: "bp"}, {0: "ap", 2: "bp"}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from edgespec.bench.extras import Probes
 from edgespec.bench.reporting.equality import read_ties
 from edgespec.bench.specbench.folder import Record, read_run
 from edgespec.bench.specbench.ties import measure_ties
@@ -41,3 +42,16 @@ def test_the_history_up_to_the_difference_is_what_the_arm_had(tmp_path: Path) ->
         ("int8", [1000, 22, 1], 3, 2),
     ]
     assert read_ties(folder) == {("edgespec", 0, 0, "1", 1, 2): {"margin": 0.25, "gap": 0.125}}
+
+
+def test_the_probe_computes_where_the_run_did() -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Here:
+        def request(self, op: str, **fields: Any) -> dict[str, Any]:
+            asked.append(fields)
+            return {"result": {"margin": 0.0, "gap": 0.0}}
+
+    probes = Probes(Path("model"), 2, lambda name: Here(), device="cuda")  # type: ignore[arg-type, return-value]
+    probes.gap("float32", [1], 2, 3)
+    assert asked[0]["options"]["device"] == "cuda"

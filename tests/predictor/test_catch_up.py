@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.decoding.catch_up import FREELY, PIECE, CatchUp, Reading, able
+from predictor.catch_up import FREELY, PIECE, CatchUp, Reading, able
 from predictor.planner import Candidate
 
 
