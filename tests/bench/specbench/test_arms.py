@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,8 @@ def test_an_arm_is_an_engine_with_its_policy_alone() -> None:
     assert RuntimeConfig(**options) == config.replace(gamma="auto", policy="memspec@4")  # what a worker makes of it
 
 
-def test_peers_say_why_they_take_no_part(tmp_path: Path) -> None:
+def test_peers_say_why_they_take_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # as if all of them were installed
     known = peers()
 
     def of(name: str, *, greedy: bool = True) -> str | None:
@@ -78,5 +80,8 @@ def test_peers_say_why_they_take_no_part(tmp_path: Path) -> None:
     assert "gguf" in (of("peer:llama.cpp") or "")
     assert "greedily" in (of("peer:transformers", greedy=False) or "")
     assert "assistant" in (of("peer:transformers-assisted") or "")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "not installed" in (of("peer:llama.cpp") or "")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     found = peer_arm("peer:transformers-lookup", known, tmp_path / "m.gguf", 2, nbytes=1, greedy=True)
     assert (found.kind, found.options["threads"], found.options["lookup"]) == ("peer", 2, 10)
