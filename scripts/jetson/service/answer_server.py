@@ -63,9 +63,14 @@ def open_socket(path: Path) -> socket.socket:
 
 
 def serve(engine: Any, listening: socket.socket) -> None:
-    """Until the process is told to end."""
+    """Until the process is told to end, or the socket is closed."""
     while True:
-        connection, _ = listening.accept()
+        try:
+            connection, _ = listening.accept()
+        except OSError:
+            if listening.fileno() < 0:
+                return
+            raise
         try:
             converse(engine, connection)
         except OSError:  # it went away, or said nothing for a minute
