@@ -57,7 +57,7 @@ def load_drafts(
     plans its slots. What is free is loaded and added to the target's plan.
     """
     taken: set[str] = set()
-    for source in _sources(config, target):
+    for source in sources(config, target.facts):
         loaded = _load(source, config, target, progress, taken)
         if loaded.status.name not in taken:  # ngram, asked for twice
             taken.add(loaded.status.name)
@@ -76,14 +76,14 @@ def load_draft(
 
     taken: names that other drafts have already; this one gets another. Failures are noted in the status.
     """
-    sources = named(name, config, target)
-    if len(sources) != 1:
-        several = ", ".join(source if isinstance(source, str) else source.name for source in sources)
+    meant = named(name, config, target.facts)
+    if len(meant) != 1:
+        several = ", ".join(source if isinstance(source, str) else source.name for source in meant)
         return _failed(name, DraftError(f"{name} is a set of drafts ({several}); name one of them"), None)
-    return _load(sources[0], config, target, progress, taken)
+    return _load(meant[0], config, target, progress, taken)
 
 
-def named(name: str, config: RuntimeConfig, target: Target) -> list[str | Entry]:
+def named(name: str, config: RuntimeConfig, facts: TargetFacts) -> list[str | Entry]:
     """What a name means: drafts of sets, or the name itself where it is no draft of one.
 
     "auto" means all that fit the target. Else, in this order: "ngram"; a draft of this target's set; a set; a set of
@@ -91,10 +91,10 @@ def named(name: str, config: RuntimeConfig, target: Target) -> list[str | Entry]
     with the reason); else a checkpoint by path, catalogue name or hub id.
     """
     if name == "auto":
-        return ["ngram", *automatic(config, target.facts)]
+        return ["ngram", *automatic(config, facts)]
     if name == "ngram":
         return [name]
-    home, facts = catalog.home(config.home), target.facts
+    home = catalog.home(config.home)
     own = [entry for entry in zoo.for_target(home, facts.fingerprint, facts.name) if entry.name == name]
     if own:
         return [own[0]]
@@ -141,10 +141,11 @@ def draft_label(name: str, taken: Collection[str]) -> str:
     return found
 
 
-def _sources(config: RuntimeConfig, target: Target) -> list[str | Entry]:
+def sources(config: RuntimeConfig, facts: TargetFacts) -> list[str | Entry]:
+    """All drafts that the configuration means, each once, "ngram" among them; nothing is loaded for that."""
     found: list[str | Entry] = []
     for name in ("auto",) if config.drafts == "auto" else config.drafts:
-        found += [each for each in named(name, config, target) if isinstance(each, str) or each not in found]
+        found += [each for each in named(name, config, facts) if isinstance(each, str) or each not in found]
     return found
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from edgespec import catalog, loading
 from edgespec.cli.terminal import Output
-from edgespec.draft_loading import automatic, named
+from edgespec.draft_loading import sources
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.memory import topology
 from edgespec.memory.budget import format_bytes, parse_budget
@@ -73,7 +72,7 @@ def _draft_needs(
     """What each draft takes, each once, and what cannot be said."""
     needs: dict[str, DraftNeed] = {}
     notes = []
-    for source in _sources(config, facts):
+    for source in sources(config, facts):
         name = source if isinstance(source, str) else source.name
         if name == "ngram" or name in needs:
             continue
@@ -84,13 +83,6 @@ def _draft_needs(
             continue
         needs[name] = need
     return list(needs.values()), notes
-
-
-def _sources(config: RuntimeConfig, facts: TargetFacts) -> list[str | Entry]:
-    if config.drafts == "auto":
-        return automatic(config, facts)
-    target = cast(loading.Target, SimpleNamespace(facts=facts))  # names are resolved by the facts alone
-    return [source for name in config.drafts for source in named(name, config, target)]
 
 
 def _of(entry: Entry, config: RuntimeConfig, context: int, tied: bool) -> DraftNeed:

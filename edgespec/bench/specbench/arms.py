@@ -6,22 +6,20 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from edgespec import catalog
 from edgespec.bench.peers.registry import PREFIX, peers
 from edgespec.config import RuntimeConfig, nearest
-from edgespec.draft_loading import automatic, draft_label, named
+from edgespec.draft_loading import draft_label, sources
 from edgespec.errors import ConfigError
 from edgespec.models.weights import open_weights
 from predictor.costs import CostTable
 from predictor.policies import POLICIES, make_policy
 
 if TYPE_CHECKING:
-    from drafts.zoo import Entry, TargetFacts
+    from drafts.zoo import TargetFacts
     from edgespec.bench.peers.base import Contender
-    from edgespec.loading import Target
 
 PLAIN, NGRAM, ALL_STATICS = "plain", "ngram", "all-statics"
 STATIC_GAMMA = 3
@@ -104,7 +102,9 @@ class DraftFile:
 def drafts_of(config: RuntimeConfig, facts: TargetFacts) -> list[DraftFile]:
     """The drafts with files that the configuration means, by their manifests and headers alone."""
     found: dict[str, DraftFile] = {}
-    for source in _sources(config, facts):
+    for source in sources(config, facts):
+        if source == NGRAM:
+            continue
         if isinstance(source, str):
             draft = _checkpoint(source, config, found)
         elif source.manifest is not None and not source.problem:
@@ -114,13 +114,6 @@ def drafts_of(config: RuntimeConfig, facts: TargetFacts) -> list[DraftFile]:
             continue  # the engine says what is wrong with it
         found[draft.name] = draft
     return list(found.values())
-
-
-def _sources(config: RuntimeConfig, facts: TargetFacts) -> list[str | Entry]:
-    if config.drafts == "auto":
-        return automatic(config, facts)
-    target = cast("Target", SimpleNamespace(facts=facts))  # names are resolved by the facts alone
-    return [one for name in config.drafts for one in named(name, config, target) if one != NGRAM]
 
 
 def _checkpoint(source: str, config: RuntimeConfig, taken: Collection[str]) -> DraftFile:
