@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli import options
 from edgespec.cli.runtime import LazyProgress, configured, engine_class
 from edgespec.cli.terminal import stderr, stdout
-from edgespec.errors import ConfigError, PromptError
+from edgespec.errors import ConfigError, DraftError, PromptError
 
 if TYPE_CHECKING:
     from edgespec.config import RuntimeConfig
@@ -114,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
         engine = engine_class().from_pretrained(config=config, progress=progress)
     with engine:
         evaluation, store, failed = prepare(args, engine)
+        _refuse_without_drafts(config, failed)
         against = reference(args.against, [row.name for row in evaluation.rows])
         try:
             _run_all(evaluation, items, quiet=args.quiet)
@@ -210,6 +211,13 @@ def prepare(args: argparse.Namespace, engine: Engine) -> tuple[Evaluation, Traje
     folder = catalog.home(engine.config.home) / "answers" if args.cache is None else Path(args.cache).expanduser()
     store = TrajectoryStore(None if args.cache == "off" else folder, answer_key(engine, session, settings))
     return Evaluation(session, engine.encode, drafts, settings, store, domains=domains), store, failed
+
+
+def _refuse_without_drafts(config: RuntimeConfig, failed: Sequence[dict[str, Any]]) -> None:
+    """Minutes of answers are of no use if not one of the drafts that were named can be judged on them."""
+    named = () if config.drafts == "auto" else tuple(name for name in config.drafts if name != "ngram")
+    if named and len(failed) >= len(named):
+        raise DraftError("; ".join(f"{draft['name']}: {draft['reason']}" for draft in failed))
 
 
 def _run_all(evaluation: Evaluation, items: Sequence[Item], *, quiet: bool) -> None:

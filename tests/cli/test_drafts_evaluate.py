@@ -204,6 +204,7 @@ def test_what_is_refused_before_any_work(prompts, model, tmp_path, capsys, monke
         (["--out", file], "--out"),
         (["--against", "nobody"], "--against nobody is not among"),
         (["--drafts", "auto,ngram"], "auto alone"),
+        (["--drafts", tmp_path / "missing"], "missing"),
         (["--gammas", "0"], "1,2,3,5"),
         (["--gammas", "1,x"], "1,2,3,5"),
         (["--max-new-tokens", "1"], "from 2 up"),
