@@ -32,6 +32,20 @@ class Choose(Protocol):
         A draft may then take its own argmax and need not hand its rows over.
         """
 
+    @property
+    def temperature(self) -> float | None:
+        """t if a call would draw from the softmax of row / t over all real tokens, else None.
+
+        A draft may then draw itself, with `uniform`, and return the rows that it drew from.
+        """
+
+    @property
+    def row_length(self) -> int:
+        """Of the rows q: the rows of the target's head."""
+
+    def uniform(self) -> float:
+        """A random number in [0, 1) of the request's own generator for drafts."""
+
     def __call__(self, row: FloatArray, proposed: Sequence[int], /) -> tuple[int, FloatArray | None]:
         """(token, q) for the draft's float32 logits row, after the tokens `proposed` in this block.
 

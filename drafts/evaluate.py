@@ -237,9 +237,14 @@ class GreedyChoice:
     """`Choose` of greedy decoding without bias and penalties: the best of the target's tokens, the lowest of equals."""
 
     argmax = True
+    temperature = None
+    row_length = 0
 
     def __init__(self, token_count: int) -> None:
         self._count = token_count
+
+    def uniform(self) -> float:
+        raise NotImplementedError("greedy choices need no random numbers")
 
     def __call__(self, row: FloatArray, proposed: Sequence[int]) -> tuple[int, None]:
         known = np.asarray(row, np.float32)[: self._count]

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from drafts.base import Choose, FloatArray, LoadControl, Proposal, Slot
+import numpy as np
+
+from drafts.base import Choose, FloatArray, InvalidLogits, LoadControl, Proposal, Slot
 from edgespec.errors import DraftError
 
 if TYPE_CHECKING:
@@ -181,6 +183,8 @@ class StandaloneSession:
             return proposal
         self._roll_back(tokens)
         missing = list(tokens[len(self._fed) :])
+        if self._guess_at_once(missing, gamma, choose, proposal):
+            return proposal
         while len(proposal) < gamma:
             token, q = choose(self._forward(missing)[0], proposal.tokens)
             proposal.tokens.append(token)
@@ -189,6 +193,39 @@ class StandaloneSession:
                 break
             missing = [token]
         return proposal
+
+    def _guess_at_once(self, missing: list[int], gamma: int, choose: Choose, proposal: Proposal) -> bool:
+        """Let a decoder that can do so make the whole block by itself; whether it did. See `CudaDecoder.guess`."""
+        decoder = self._draft.decoder
+        guess = getattr(decoder, "guess", None)
+        temperature = None if guess is None else 0.0 if choose.argmax else choose.temperature
+        if decoder is None or guess is None or temperature is None:
+            return False
+        cache = self._cropped(decoder)
+        uniforms = [choose.uniform() for _ in range(gamma)] if temperature else []
+        made = guess(missing, cache, gamma, real=self._draft.rows, temperature=temperature, uniforms=uniforms)
+        if made is None:
+            return False
+        sound = next((at for at, token in enumerate(made.tokens) if token < 0), len(made.tokens))
+        self._fed += missing + made.tokens[:sound][: gamma - 1]
+        if not sound:
+            raise InvalidLogits("the draft's first row has no best token")
+        proposal.tokens += made.tokens[:sound]
+        if made.rows is None:
+            proposal.rows += [None] * sound
+        else:
+            for row in made.rows[:sound]:
+                wide = np.zeros(choose.row_length, np.float32)
+                wide[: len(row)] = row
+                proposal.rows.append(wide)
+        return True
+
+    def _cropped(self, decoder: Decoder) -> KVCache:
+        """The cache, with what was fed and nothing else."""
+        if self._cache is None:
+            self._cache = decoder.new_cache(self._draft.max_positions)
+        self._cache.crop(len(self._fed))
+        return self._cache
 
     def _roll_back(self, tokens: Sequence[int]) -> None:
         """Keep what was fed only as far as it is the conversation, and never its last token: its row is needed."""
@@ -209,10 +246,7 @@ class StandaloneSession:
         decoder, fed = self._draft.decoder, self._fed
         if decoder is None:
             raise DraftError(f"draft {self._draft.name} is not loaded.")
-        if self._cache is None:
-            self._cache = decoder.new_cache(self._draft.max_positions)
-        cache = self._cache
-        cache.crop(len(fed))
+        cache = self._cropped(decoder)
         for begin in range(0, len(tokens), CHUNK):
             part = tokens[begin : begin + CHUNK]
             output = decoder.forward(part, cache, logits=logits if begin + CHUNK >= len(tokens) else 0)

@@ -31,7 +31,7 @@ MAX_GAMMA = 64
 DEFAULT_POLICY = "edgespec"
 
 # Variables of the same prefix that are not settings of a run.
-OTHER_VARIABLES = ("EDGESPEC_CONFIG", "EDGESPEC_DEBUG")
+OTHER_VARIABLES = ("EDGESPEC_API_KEY", "EDGESPEC_CONFIG", "EDGESPEC_DEBUG")
 
 
 class Setting(NamedTuple):
@@ -52,6 +52,9 @@ class RuntimeConfig:
     and working set, see docs/policies.md. load_rate: bytes per second at which drafts are read, None = no limit.
     policy_memory: folder where what policies learned is kept, None for one in `home`.
     home: folder for models and prepared files, None for the platform's cache folder.
+    For several requests at once: max_sessions of them run, 1 to 16, and max_queue wait. kv_memory: bytes for their keys
+    and values, "auto" = what the plan leaves. load_policy: what decides how many tokens each drafts, see
+    docs/serving.md. elastic: whether the drafts' memory may become keys and values while drafts do not pay.
     Each value is checked when the object is made; ConfigError names what is wrong.
     """
 
@@ -68,6 +71,11 @@ class RuntimeConfig:
     load_rate: int | None = None
     policy_memory: Path | None = None
     home: Path | None = None
+    max_sessions: int = 8
+    max_queue: int = 256
+    kv_memory: Literal["auto"] | int = "auto"
+    load_policy: str = DEFAULT_POLICY
+    elastic: bool = True
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -163,7 +171,7 @@ def _from_text(key: str, text: str) -> Any:
     """A variable's text as the value a TOML file would hold; what cannot be one stays text and is refused later."""
     if key == "drafts":
         return [part.strip() for part in text.split(",") if part.strip()] if text not in _DRAFT_WORDS else text
-    if key in ("gamma", "threads", "context", "resident") and text.lstrip("-").isdigit():
+    if key in _NUMBERS and text.lstrip("-").isdigit():
         return int(text)
     return text
 
@@ -176,6 +184,9 @@ def _checked(key: str, value: Any, read: Callable[[Any], Any], source: str) -> A
 
 
 _DRAFT_WORDS = ("auto", "off")
+_NUMBERS = ("gamma", "threads", "context", "resident", "max_sessions", "max_queue")
+_SWITCH = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
+MAX_SESSIONS = 16
 
 
 def _read_model(value: Any) -> str:
@@ -237,6 +248,30 @@ def _read_rate(value: Any) -> int | None:
     return rate
 
 
+def _read_sessions(value: Any) -> int:
+    return _whole_number(value, 1, MAX_SESSIONS, f"give a whole number from 1 to {MAX_SESSIONS}")
+
+
+def _read_queue(value: Any) -> int:
+    return _whole_number(value, 1, 1 << 20, "give a whole number above 0")
+
+
+def _read_kv(value: Any) -> Literal["auto"] | int:
+    if value == "auto":
+        return "auto"
+    try:
+        return parse_bytes(value, None)
+    except ConfigError as error:
+        raise ValueError("give bytes, or a form such as 500MB, 1GiB or auto") from error
+
+
+def _read_switch(value: Any) -> bool:
+    value = _SWITCH.get(value.lower()) if isinstance(value, str) else value
+    if not isinstance(value, bool):
+        raise ValueError("give true or false")
+    return value
+
+
 def _whole_number(value: Any, least: int, most: int, advice: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(advice)
@@ -292,5 +327,10 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "load_rate": _read_rate,
     "policy_memory": _read_folder,
     "home": _read_folder,
+    "max_sessions": _read_sessions,
+    "max_queue": _read_queue,
+    "kv_memory": _read_kv,
+    "load_policy": _read_policy,
+    "elastic": _read_switch,
 }
 _VARIABLES = {key: f"EDGESPEC_{key.upper()}" for key in _READERS}

@@ -25,7 +25,8 @@ from edgespec.loading import Target, load_target
 from edgespec.memory.topology import process_memory
 from edgespec.memory.working_set import WorkingSet
 from edgespec.residency import CurrentSet, HeldDrafts, Loads
-from edgespec.results import GenerationResult, TextDelta
+from edgespec.results import GenerationResult
+from edgespec.serving.engine_part import Prompt, ServesMany
 from edgespec.steering import describe
 from edgespec.stream import Stream
 from edgespec.telemetry.sampler import Sampler
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from edgespec.models.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
-Prompt = str | Sequence[int] | Messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class DraftInfo:
     status: str
 
 
-class Engine:
+class Engine(ServesMany):
     """One target with its drafts, ready to answer. Use `Engine.from_pretrained`; close it, or use it in a `with` block.
 
     One that is dropped without that, with its conversations and streams, ends its threads within a second or so.
@@ -80,6 +80,7 @@ class Engine:
         source = target.tokenizer.chat_template
         self.template = ChatTemplate(source, target.tokenizer) if source else None
         self._sampler = Sampler.of_this_device(tracer)
+        self._init_serving()
 
     @classmethod
     def from_pretrained(
@@ -224,24 +225,6 @@ class Engine:
 
     # Answers
 
-    def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        raw: bool = False,
-        on_delta: Callable[[TextDelta], None] | None = None,
-    ) -> GenerationResult:
-        """The whole answer. `on_delta` is called with each piece; what it raises ends the answer and is passed on."""
-        stream = self.stream(prompt, params, raw=raw)
-        try:
-            for delta in stream:
-                if on_delta is not None:
-                    on_delta(delta)
-            return stream.result
-        finally:
-            stream.close()
-
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, raw: bool = False) -> Stream:
         """The answer piece by piece.
 
@@ -337,6 +320,7 @@ class Engine:
             stack.callback(self._sampler.close)
             if self._held is not None:
                 stack.callback(self._held.close)
+            stack.callback(self._close_serving)
         self._released = True
 
     def __enter__(self) -> Engine:

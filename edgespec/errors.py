@@ -23,6 +23,18 @@ class PromptError(EdgespecError, ValueError):
     """A prompt, message list or chat template cannot be turned into tokens, or does not fit the context."""
 
 
+class RequestTooLong(PromptError):
+    """A prompt with its answer would never fit the memory for keys and values, however long it waits."""
+
+
+class QueueFullError(EdgespecError):
+    """So many requests wait already that no more are taken. retry_after_s: seconds until one may be, at a guess."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class ModelError(EdgespecError):
     """A model's files are missing, incomplete, corrupt, inconsistent, or of an unsupported kind."""
 

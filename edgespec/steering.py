@@ -37,6 +37,7 @@ _FAILURES = 3  # of the ranker in a row, until it is given up; each answer makes
 _FIRST_WAIT = 0.005  # seconds, before the prefill: a load that starts now is done when the first round begins
 _SECOND_WAIT = 0.001  # the same, before the first round
 _PATIENCE = 5.0  # seconds, after which a question that was not answered counts as a failure of the ranker
+_MOST_TEXTS = 32  # whose questions and answers are kept; texts end without a word
 _WAIT_SECONDS = 30.0  # at most, for a load under a policy that waits
 
 RANKER_LANE = "ranker"
@@ -48,8 +49,15 @@ class Ranks(Protocol):
     def rank(self, features: FloatArray) -> Mapping[str, float]: ...
 
 
+def _put(kept: dict[int, _T], ticket: int, value: _T) -> None:
+    """Add it, and drop the oldest of too many."""
+    kept[ticket] = value
+    if len(kept) > _MOST_TEXTS:
+        del kept[next(iter(kept))]
+
+
 class RankerThread:
-    """Answers questions of one ranker, the newest only.
+    """Answers questions of one ranker: of each text (a ticket) the newest only, the text that asked last first.
 
     A ranker that fails three times in a row, or more often than one time in three, or does not answer, is given up.
     """
@@ -60,8 +68,8 @@ class RankerThread:
         # Only ever entered as `with lock`: entering a condition runs Python code, in which Ctrl-C could strike.
         self._lock = threading.Lock()
         self._asked = threading.Condition(self._lock)
-        self._question: tuple[int, FloatArray] | None = None
-        self._answer: tuple[int, Mapping[str, float]] | None = None
+        self._questions: dict[int, FloatArray] = {}
+        self._answers: dict[int, Mapping[str, float]] = {}
         self._closed = False
         self._failures = 0
         self._since: float | None = None  # when the question was taken up that is being answered
@@ -72,30 +80,25 @@ class RankerThread:
         self._thread.start()
 
     def ask(self, ticket: int, features: FloatArray) -> None:
-        """Put a question; one that waits still is replaced."""
+        """Put a question; one of the same text that waits still is replaced."""
         since = self._since
         if self.reason is None and since is not None and time.perf_counter() - since > _PATIENCE:
             self._give_up(f"it has not answered for {_PATIENCE:.0f} seconds")
         if self.reason is not None:
             return
         with self._lock:
-            self._question = (ticket, features)
+            self._questions.pop(ticket, None)
+            _put(self._questions, ticket, features)
             self._asked.notify_all()
 
     def take(self, ticket: int, timeout: float = 0.0) -> Mapping[str, float] | None:
         """The newest answer to a question of that ticket, once; None if there is none (within `timeout` seconds)."""
-        if timeout <= 0 and self._answer is None:  # one read of a name: no lock in most rounds
+        if timeout <= 0 and ticket not in self._answers:  # no lock in most rounds
             return None
         with self._lock:
             if timeout > 0:
-                self._asked.wait_for(lambda: self._answered(ticket) or self.reason is not None, timeout)
-            if self._answer is None or not self._answered(ticket):
-                return None
-            (_, ranking), self._answer = self._answer, None
-            return ranking
-
-    def _answered(self, ticket: int) -> bool:
-        return self._answer is not None and self._answer[0] == ticket
+                self._asked.wait_for(lambda: ticket in self._answers or self.reason is not None, timeout)
+            return self._answers.pop(ticket, None)
 
     def close(self) -> None:
         with self._lock:
@@ -106,10 +109,10 @@ class RankerThread:
     def _run(self) -> None:
         while True:
             with self._lock:
-                self._asked.wait_for(lambda: self._closed or self._question is not None)
-                if self._closed or self._question is None:
+                self._asked.wait_for(lambda: self._closed or bool(self._questions))
+                if self._closed:
                     return
-                (ticket, features), self._question = self._question, None
+                ticket, features = self._questions.popitem()
             begin = time.perf_counter_ns()
             self._since = begin * 1e-9
             try:
@@ -126,7 +129,7 @@ class RankerThread:
             told = {name: round(rate, 3) for name, rate in ranking.items()}
             self._tracer.event("rank", begin, end, lane=RANKER_LANE, ranking=str(told))
             with self._lock:
-                self._answer = (ticket, ranking)
+                _put(self._answers, ticket, ranking)
                 self._asked.notify_all()
 
     def _failed(self, error: Exception) -> None:
@@ -165,14 +168,19 @@ class Scheduler:
         self.features = features if ranker is not None else None
         self.exposed_seconds = 0.0  # in which rounds waited for loads
         self.pinned: str | None = None  # asked for by name: what is held is not the policy's business then
+        self.tracer = tracer
         self._tickets = 0
         self._lock = threading.Lock()
 
     def text(self, params_limit: int) -> Steering:
         """The steering of one answer of at most `params_limit` new tokens."""
+        return Steering(self, self.ticket(), params_limit)
+
+    def ticket(self) -> int:
+        """A number that no other answer has: its questions to the ranker bear it."""
         with self._lock:
             self._tickets += 1
-            return Steering(self, self._tickets, params_limit)
+            return self._tickets
 
     def pin(self, name: str | None) -> None:
         """Hold this draft and no other, whatever the policy wants; None = let the policy say again what to hold."""
@@ -245,7 +253,7 @@ def _guarded(method: Callable[..., _T]) -> Callable[..., _T | None]:
 
 
 class Steering:
-    """Looks after the working set while one answer is made (see `edgespec.decoding.round.Steering`)."""
+    """Looks after the working set while one answer is made (see `edgespec.decoding.watching.Steering`)."""
 
     def __init__(self, scheduler: Scheduler, ticket: int, limit: int) -> None:
         self._scheduler = scheduler

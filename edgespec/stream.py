@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
+from edgespec.accounts import Account
 from edgespec.decoding.round import Generation
-from edgespec.memory.topology import peak_memory_bytes
 from edgespec.residency import Loads
 from edgespec.results import GenerationResult, TextDelta
 from edgespec.telemetry.sampler import Sampler
@@ -30,16 +29,11 @@ class Stream:
         sampler: Sampler | None = None,
     ) -> None:
         """keep: called with the result unless an error ended the answer. release: called at the end in any case.
-        counters: of the working set; what they grow by while the answer is made is said to belong to it.
-        sampler: measures the energy from now to the end."""
+        counters, sampler: see `Account`."""
         self._generation = generation
         self._keep = keep
         self._release = release
-        self._counters = counters
-        self._before = counters()
-        self._after: Loads | None = None
-        self._sampler = sampler
-        self._meter = None if sampler is None else sampler.begin()
+        self._account = Account(counters, sampler)
         self._lock = threading.RLock()
         self._ended = False
 
@@ -79,27 +73,14 @@ class Stream:
 
     @property
     def result(self) -> GenerationResult:
-        result, loads = self._generation.result, (self._after or self._counters()).since(self._before)
-        stats = replace(
-            result.stats,
-            loads=loads.loads,
-            load_seconds_hidden=max(loads.seconds - loads.exposed, 0.0),
-            load_seconds_exposed=loads.exposed,
-            ranker_seconds=loads.ranker,
-            peak_memory_bytes=peak_memory_bytes(),
-            energy_joules=None if self._meter is None else self._meter.joules,
-            device_notes=[] if self._meter is None else list(self._meter.notes.values()),
-        )
-        return replace(result, stats=stats)
+        return self._account.complete(self._generation.result)
 
     def _end(self, *, failed: bool = False) -> None:
         if self._ended:
             return
         self._ended = True
         self._generation.close()
-        self._after = self._counters()
-        if self._sampler is not None and self._meter is not None:
-            self._sampler.end(self._meter)
+        self._account.end()
         try:
             if self._keep is not None and not failed:
                 self._keep(self.result)

@@ -15,6 +15,23 @@ _MOST = 0.98
 _FALLEN, _FALLEN_TRIES = 0.5, 3.0
 
 
+class _LongRun:
+    """What all texts share of one (draft, level). Counts are lists [hits, tries] by position."""
+
+    __slots__ = ("offered", "offers", "tried", "version")
+
+    def __init__(self, positions: int) -> None:
+        self.tried = [[0.0, 0.0] for _ in range(positions)]  # [accepted, tried]
+        self.offers = [[1.0, 1.0] for _ in range(positions)]  # [offered, asked for]; a block is whole until seen cut
+        self.offered = [1.0] * positions
+        self.version = 0  # of `tried`: rates that were worked out before are out of date
+
+
+def _count(counts: list[float], hit: bool, keep: float) -> None:
+    counts[0] = counts[0] * keep + hit
+    counts[1] = counts[1] * keep + 1
+
+
 class Acceptance:
     """Acceptance of one (draft, level) by position: Beta counts, discounted, recent ones shrunk to the long run's.
 
@@ -27,46 +44,62 @@ class Acceptance:
     what is observed in the text outweighs it within some fifteen tries.
     """
 
-    __slots__ = ("_expected", "_fast", "_offered", "_offers", "_prior", "_rates", "_slow")
+    __slots__ = ("_common", "_expected", "_fast", "_foresaw", "_long", "_prior", "_rates", "_version")
 
     def __init__(self, prior: float, positions: int) -> None:
         self._prior = prior
         self._fast = [[0.0, 0.0] for _ in range(positions)]  # [accepted, tried]
-        self._slow = [[0.0, 0.0] for _ in range(positions)]
-        self._offers = [[1.0, 1.0] for _ in range(positions)]  # [offered, asked for]; a block is whole until seen cut
-        self._offered = [1.0] * positions
+        self._long = _LongRun(positions)
         self._expected: float | None = None
+        self._foresaw = False  # whether there was an expectation for the text at hand
         self._rates: list[float] | None = None
+        self._version = -1  # of the long run, in which the rates were worked out
+        self._common: Acceptance | None = None
+
+    def for_text(self) -> Acceptance:
+        """The same draft in one of several texts at a time: with a recent past and an expectation of its own.
+
+        The long run is one for all. The new text begins with the common recent past, which each of them adds to.
+        """
+        own = Acceptance(self._prior, len(self._fast))
+        own._common, own._long = self, self._long
+        own._fast = [list(counts) for counts in self._fast]
+        return own
 
     def update(self, proposed: int, accepted: int) -> None:
         """Take in a block whose first `proposed` tokens were judged, of which the first `accepted` were right."""
-        self._rates = None
+        self._long.version += 1
         for position in range(min(proposed, accepted + 1, len(self._fast))):
             hit = position < accepted
-            for counts, keep in ((self._fast[position], _FAST), (self._slow[position], _SLOW)):
-                counts[0] = counts[0] * keep + hit
-                counts[1] = counts[1] * keep + 1
+            _count(self._fast[position], hit, _FAST)
+            _count(self._long.tried[position], hit, _SLOW)
+            if self._common is not None:
+                _count(self._common._fast[position], hit, _FAST)
 
     def offer(self, asked: int, offered: int) -> None:
         """Take in that of `asked` tokens the draft offered the first `offered`."""
-        for position in range(min(asked, len(self._offers))):
-            counts = self._offers[position]
-            counts[0] = counts[0] * _SLOW + (position < offered)
-            counts[1] = counts[1] * _SLOW + 1
-            self._offered[position] = counts[0] / counts[1]
+        long = self._long
+        for position in range(min(asked, len(long.offers))):
+            counts = long.offers[position]
+            _count(counts, position < offered, _SLOW)
+            long.offered[position] = counts[0] / counts[1]
 
     def expect(self, rate: float | None) -> None:
         """What is expected of the first token in this text; None = nothing but the long run."""
         if rate != self._expected:
             self._expected, self._rates = rate, None
+            for arm in (self, self._common):
+                if arm is not None:
+                    arm._foresaw = rate is not None
 
     def rates(self) -> list[float]:
         """The chance of each position, given that all before it were accepted."""
-        if self._rates is None:
-            self._rates = []
+        long = self._long
+        if self._rates is None or self._version != long.version:
+            self._rates, self._version = [], long.version
             usual = usual_before = self._prior
             before = 0.0
-            for place, ((fast, tries), (slow, slow_tries)) in enumerate(zip(self._fast, self._slow, strict=True)):
+            for place, ((fast, tries), (slow, slow_tries)) in enumerate(zip(self._fast, long.tried, strict=True)):
                 usual = (slow + PRIOR_TRIES * usual_before) / (slow_tries + PRIOR_TRIES)
                 lean, weight = usual, _SLOW_TRIES
                 if place:
@@ -81,37 +114,39 @@ class Acceptance:
 
     def usual(self) -> float:
         """The first token's chance in the long run, whatever is expected of this text."""
-        slow, tries = self._slow[0]
+        slow, tries = self._long.tried[0]
         return (slow + PRIOR_TRIES * self._prior) / (tries + PRIOR_TRIES)
 
     def history(self) -> tuple[list[tuple[float, float]], list[float]]:
         """What lasts: (accepted, tried) of the long run by position, and how often each is offered."""
-        return [(hits, tries) for hits, tries in self._slow], list(self._offered)
+        return [(hits, tries) for hits, tries in self._long.tried], list(self._long.offered)
 
     def recall(self, tried: Sequence[tuple[float, float]], offered: Sequence[float], most: float) -> None:
         """Begin with what an earlier run learned, as at most `most` tries of each position."""
-        self._rates = None
+        long = self._long
+        long.version += 1
         for place, ((hits, tries), share) in enumerate(zip(tried, offered)):
-            if place < len(self._slow) and tries > 0:
+            if place < len(long.tried) and tries > 0:
                 weight = min(tries, most)
-                self._slow[place] = [hits / tries * weight, weight]
-                self._offers[place] = [share * weight, weight]
-                self._offered[place] = share
+                long.tried[place] = [hits / tries * weight, weight]
+                long.offers[place] = [share * weight, weight]
+                long.offered[place] = share
 
     def offered(self) -> list[float]:
         """For each position, the share of blocks that reach it, of those that were asked to."""
-        return self._offered
+        return self._long.offered
 
     @property
     def fallen(self) -> bool:
         """Whether the first token is right much more rarely of late than in the long run: the text has turned."""
-        (fast, tries), (slow, slow_tries) = self._fast[0], self._slow[0]
+        (fast, tries), (slow, slow_tries) = self._fast[0], self._long.tried[0]
         return tries >= _FALLEN_TRIES and fast / tries < _FALLEN * slow / slow_tries
 
     def age(self) -> None:
         """Another text begins: what was seen lately counts for less, an expectation for nothing."""
-        keep = _FRESH if self._expected is None else _FOREIGN
+        keep = _FOREIGN if self._foresaw else _FRESH
         self._rates = self._expected = None
+        self._foresaw = False
         for counts in self._fast:
             counts[0] *= keep
             counts[1] *= keep

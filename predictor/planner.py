@@ -2,138 +2,41 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TypeVar
 
 from predictor.acceptance import Acceptance
 from predictor.costs import CostTable
 from predictor.memory import MOST_TRIES, WORTH_KEEPING, ArmHistory, PlannerState
+from predictor.plans import (
+    NOTHING_TO_DRAFT,
+    PLAIN,
+    SEEDED_GAMMA,
+    Candidate,
+    FixedPlanner,
+    Forecast,
+    Observation,
+    OnlyPlanner,
+    Plan,
+    Planner,
+)
 from predictor.shadows import Shadows
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """`draft` proposes `gamma` tokens; draft None and gamma 0 are a plain step.
-
-    floor: a draft that knows its confidence ends the block before the first token whose chance to be reached and right
-    is less than this: it would cost more than it gains. 0 = never.
-    """
-
-    draft: str | None
-    gamma: int
-    floor: float = field(default=0.0, compare=False)
-
-
-PLAIN = Plan(None, 0)
-SEEDED_GAMMA = 3  # where a seed must pick the same text on every run
-
-
-class Candidate(NamedTuple):
-    """A draft that could run now. level: what it has to go on (0 = nothing). free: no weights, costs nothing to ask.
-
-    shadow: how many tokens it guesses where its guess is only compared. behind: tokens of the conversation that it has
-    to read first, beyond the few of an ordinary round. Drafts that are not resident are no candidates.
-    """
-
-    name: str
-    level: int
-    free: bool = False
-    shadow: int = 4
-    behind: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What one round showed.
-
-    drafted: tokens the draft produced. proposed: those that were judged; `accepted` < `proposed` means that the token
-    after the accepted ones was judged wrong, equality that no token was (all right, or the answer ended on the way).
-    width: tokens of the target's forward. caught_up: tokens of the conversation the draft had not seen before this
-    round; a large number makes its seconds useless as the time of a step. asked: tokens that the plan wanted; fewer
-    `drafted` means that the draft ended the block itself (0 = as many as were drafted). emitted: tokens committed.
-    """
-
-    draft: str | None
-    level: int
-    drafted: int
-    proposed: int
-    accepted: int
-    width: int
-    draft_seconds: float
-    target_seconds: float
-    caught_up: int = 1
-    asked: int = 0
-    emitted: int = 0
-
-
-class Planner(Protocol):
-    """`plan` is asked before every round and only knows what was committed, never the tokens that will be judged."""
-
-    @property
-    def off(self) -> bool:
-        """True if every plan is a plain step: the round then does not even look at the drafts."""
-
-    def seeded(self) -> Planner:
-        """A planner for a request with a seed: its plans depend on the text alone, not on clocks or the past."""
-
-    def plan(self, candidates: Sequence[Candidate], limit: int) -> Plan:
-        """A plan over drafts that can run now, with gamma <= `limit`."""
-
-    def shadows(self, plan: Plan, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """Candidates that should guess `shadow` tokens, to be compared with what the round emits, although another
-        plan was made: free ones always, ones with weights now and then."""
-
-    def observe(self, observation: Observation) -> None:
-        """Take in what a round showed."""
-
-    def credit(
-        self,
-        candidate: Candidate,
-        proposed: int,
-        accepted: int,
-        *,
-        drafted: int = 0,
-        seconds: float = 0.0,
-        caught_up: int = 1,
-    ) -> None:
-        """Take in what a shadow would have scored; counts as in `Observation`. seconds: 0 = not measured."""
-
-
-class FixedPlanner:
-    """Always the same gamma, by one draft, or by the first of them that has something to go on (`draft=None`)."""
-
-    def __init__(self, draft: str | None, gamma: int) -> None:
-        if gamma < 0:
-            raise ValueError(f"gamma must be 0 or more, not {gamma}")
-        self._draft = draft
-        self._gamma = gamma
-
-    @property
-    def off(self) -> bool:
-        return self._gamma == 0
-
-    def seeded(self) -> Planner:
-        return self
-
-    def plan(self, candidates: Sequence[Candidate], limit: int) -> Plan:
-        gamma = min(self._gamma, limit)
-        if gamma > 0:
-            for candidate in candidates:
-                if candidate.level > 0 and self._draft in (None, candidate.name):
-                    return Plan(candidate.name, gamma)
-        return PLAIN
-
-    def shadows(self, plan: Plan, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        return ()
-
-    def observe(self, observation: Observation) -> None:
-        pass
-
-    def credit(self, candidate: Candidate, proposed: int, accepted: int, **measured: Any) -> None:
-        pass
-
+__all__ = [
+    "NOTHING_TO_DRAFT",
+    "PLAIN",
+    "SEEDED_GAMMA",
+    "AutoPlanner",
+    "Candidate",
+    "FixedPlanner",
+    "Forecast",
+    "Observation",
+    "OnlyPlanner",
+    "Plan",
+    "Planner",
+]
 
 # What is assumed about a level before anything was seen: 1 is "a model that can run", more the length of a match.
 _PRIORS = (0.0, 0.5, 0.3, 0.45, 0.55, 0.65, 0.75)
@@ -147,6 +50,12 @@ _SAVED_PROBES = 4.0
 _FIRST_WAIT, _LONGEST_WAIT = 16, 1024
 
 
+_IN_BATCH = 0.35  # of the time of a plain step, that a text's part of a batch takes
+
+
+_Auto = TypeVar("_Auto", bound="AutoPlanner")
+
+
 class _Rest:
     """How long a draft with weights has not been asked, and how long to wait before it is asked again."""
 
@@ -154,6 +63,16 @@ class _Rest:
 
     def __init__(self) -> None:
         self.idle, self.wait = 0, _FIRST_WAIT
+
+
+class _Probes:
+    """The drafts that rest, and how many probes may be made now; one for all texts."""
+
+    __slots__ = ("allowance", "rest")
+
+    def __init__(self) -> None:
+        self.rest: dict[str, _Rest] = {}
+        self.allowance = 0.0
 
 
 class AutoPlanner:
@@ -165,8 +84,8 @@ class AutoPlanner:
     ever more rarely while probes fail, and never in more than one round of 16 overall.
 
     The state belongs to the planner: sessions that share one (an engine's) share what was learned, also from request to
-    request. The law of the text does not depend on it, but which text a sampling seed picks does (see `seeded`
-    False). Safe from several threads.
+    request. Texts that run at the same time each have a view of it (`for_text`). The law of the text does not depend on
+    it, but which text a sampling seed picks does (see `seeded`). Safe from several threads.
     """
 
     off = False
@@ -183,9 +102,22 @@ class AutoPlanner:
     def reset(self) -> None:
         """Forget what was learned about drafts; measured costs and what is expected of them stay."""
         self._acceptance: dict[tuple[str, int], Acceptance] = {}
-        self._rest: dict[str, _Rest] = {}
-        self._allowance = 0.0  # probes that may be made now
+        self._probes = _Probes()
         self._shadows: Shadows | None = None
+        self._common: AutoPlanner | None = None
+
+    def for_text(self: _Auto) -> _Auto:
+        """The planner of one of several texts that run at a time: call `begin` on it.
+
+        All share costs, the long run of every draft, the purses of shadows and probes; each has its own recent past,
+        its own expectations and its own turns of who guesses along. What it learns counts here at once.
+        """
+        own = copy.copy(self)
+        with self._lock:
+            own._common = common = self._common or self
+            own._acceptance = {}
+            own._shadows = Shadows(self.costs, beside=common._guessing_along())
+        return own
 
     def state(self) -> PlannerState:
         """What is worth keeping for the next run."""
@@ -210,18 +142,32 @@ class AutoPlanner:
         """Another request begins: what was seen lately counts for less, and every draft is asked again soon."""
         with self._lock:
             self._guessing_along().hurry()
-            for arm in self._acceptance.values():
+            common = self._common
+            for arm in (self if common is None else common)._acceptance.values():
                 arm.age()
+            if common is not None:
+                self._acceptance = {}
 
     def seeded(self) -> Planner:
         return FixedPlanner(None, SEEDED_GAMMA)
 
     def plan(self, candidates: Sequence[Candidate], limit: int) -> Plan:
         with self._lock:
-            self._allowance = min(self._allowance + _PROBE_SHARE, _SAVED_PROBES)
+            self._probes.allowance = min(self._probes.allowance + _PROBE_SHARE, _SAVED_PROBES)
             self._guessing_along().earn()
             best = self._best(candidates, min(limit, self.gamma_max))
             return self._probe(candidates, best) if limit > 0 else best
+
+    def forecast(self, candidates: Sequence[Candidate], limit: int) -> Forecast:
+        longest = min(limit, self.gamma_max)
+        with self._lock:
+            self._guessing_along().earn(_IN_BATCH)
+            able = [c for c in candidates if c.level > 0] if longest > 0 else []
+            if not able:
+                return NOTHING_TO_DRAFT
+            best = max(able, key=lambda c: self._value(c, longest)[1])
+            arm = self._arm(best.name, best.level)
+            return Forecast(best.name, arm.rates()[:longest], arm.offered()[:longest], best.behind)
 
     def _guessing_along(self) -> Shadows:
         if self._shadows is None:  # made late: its purse is in plain steps, which are measured by now
@@ -277,8 +223,11 @@ class AutoPlanner:
         level = min(level, len(_PRIORS) - 1)
         arm = self._acceptance.get((name, level))
         if arm is None:
-            prior = self._expected.get(name, _PRIORS[level])
-            arm = self._acceptance[name, level] = Acceptance(prior, self.gamma_max)
+            if self._common is not None:
+                arm = self._common._arm(name, level).for_text()
+            else:
+                arm = Acceptance(self._expected.get(name, _PRIORS[level]), self.gamma_max)
+            self._acceptance[name, level] = arm
         return arm
 
     def _probe(self, candidates: Sequence[Candidate], best: Plan) -> Plan:
@@ -288,19 +237,19 @@ class AutoPlanner:
             name = candidate.name
             if candidate.free or candidate.level <= 0:
                 continue
-            rest = self._rest.get(name)
+            rest = self._probes.rest.get(name)
             if rest is None:
-                rest = self._rest[name] = _Rest()
+                rest = self._probes.rest[name] = _Rest()
             if name == best.draft:
                 rest.idle, rest.wait = 0, _FIRST_WAIT
                 continue
             rest.idle += 1
             if rest.idle - rest.wait > overdue and not self._guessing_along().affordable(name):
                 due, overdue = name, rest.idle - rest.wait
-        if due is None or overdue < 0 or self._allowance < 1:
+        if due is None or overdue < 0 or self._probes.allowance < 1:
             return best
-        self._allowance -= 1
-        rest = self._rest[due]
+        self._probes.allowance -= 1
+        rest = self._probes.rest[due]
         rest.idle, rest.wait = 0, min(2 * rest.wait, _LONGEST_WAIT)
         return Plan(due, 1)
 
@@ -313,7 +262,8 @@ class AutoPlanner:
     def observe(self, observation: Observation) -> None:
         o = observation
         with self._lock:
-            self.costs.observe_verify(o.width, o.target_seconds)
+            if o.batch == 1:
+                self.costs.observe_verify(o.width, o.target_seconds)
             if o.draft is None:
                 return
             arm, stopped = self._arm(o.draft, o.level), o.drafted < o.asked
@@ -325,7 +275,7 @@ class AutoPlanner:
             arm.offer(max(o.asked, o.drafted), o.drafted)
             if arm.fallen and not fell_before:
                 self._guessing_along().hurry()
-            rest = self._rest.get(o.draft)
+            rest = self._probes.rest.get(o.draft)
             if rest is not None and o.accepted:
                 rest.wait = 2  # it may pay again: look again soon, within the overall share of probes
 
@@ -350,31 +300,3 @@ class AutoPlanner:
         # A draft that comes back after an absence reads what it missed first; that is no time of a step.
         if steps and caught_up <= self.gamma_max + 1:
             self.costs.observe_draft(name, seconds / steps)
-
-
-class OnlyPlanner:
-    """Another planner that may use only the draft of one name."""
-
-    off = False
-
-    def __init__(self, planner: Planner, draft: str) -> None:
-        self._planner = planner
-        self._draft = draft
-
-    def seeded(self) -> Planner:
-        return FixedPlanner(self._draft, SEEDED_GAMMA)
-
-    def plan(self, candidates: Sequence[Candidate], limit: int) -> Plan:
-        return self._planner.plan(self._only(candidates), limit)
-
-    def shadows(self, plan: Plan, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        return self._planner.shadows(plan, self._only(candidates))
-
-    def observe(self, observation: Observation) -> None:
-        self._planner.observe(observation)
-
-    def credit(self, candidate: Candidate, proposed: int, accepted: int, **measured: Any) -> None:
-        self._planner.credit(candidate, proposed, accepted, **measured)
-
-    def _only(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        return [candidate for candidate in candidates if candidate.name == self._draft]

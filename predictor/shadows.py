@@ -23,13 +23,25 @@ _TOKENS = 2  # that a shadow guesses; 1 where many drafts are asked in a hurry
 _MEMORY = 0.7  # of what a draft's shadows cost so far, reading up on the text included
 
 
-class Shadows:
-    """Whose turn it is to guess along, within the share. Not locked: `AutoPlanner` does that."""
+class _Purse:
+    """What shadows may cost, and cost; one for all texts."""
 
-    def __init__(self, costs: CostTable) -> None:
+    __slots__ = ("held", "seconds")
+
+    def __init__(self, held: float) -> None:
+        self.held = held  # seconds that may be spent
+        self.seconds: dict[str, float] = {}  # what one shadow of a draft took lately
+
+
+class Shadows:
+    """Whose turn it is to guess along in a text, within the share. Not locked: `AutoPlanner` does that.
+
+    beside: the shadows of another text that runs at the same time, out of the same purse.
+    """
+
+    def __init__(self, costs: CostTable, beside: Shadows | None = None) -> None:
         self._costs = costs
-        self._purse = SHARE * _SAVED_ROUNDS / 2 * costs.verify(1)  # seconds that may be spent
-        self._seconds: dict[str, float] = {}  # what one shadow of a draft took lately
+        self._purse: _Purse = _Purse(SHARE * _SAVED_ROUNDS / 2 * costs.verify(1)) if beside is None else beside._purse
         self._paid: dict[str, float] = {}  # what was taken from the purse for a shadow that runs
         self._turn: dict[str, int] = {}
         self._turns = 0
@@ -38,10 +50,10 @@ class Shadows:
         self._fruitless = 0
         self._owed: dict[str, int] | None = None  # None: two for each, once it is known who there is
 
-    def earn(self) -> None:
-        """A round begins."""
-        step = self._costs.verify(1)
-        self._purse = min(self._purse + SHARE * step, SHARE * _SAVED_ROUNDS * step)
+    def earn(self, part: float = 1.0) -> None:
+        """A round begins, which takes this part of a plain step's time or more."""
+        step, purse = self._costs.verify(1), self._purse
+        purse.held = min(purse.held + part * SHARE * step, SHARE * _SAVED_ROUNDS * step)
 
     def hurry(self) -> None:
         """A text begins, or turned: ask everybody in the next rounds."""
@@ -78,10 +90,10 @@ class Shadows:
             return None
         chosen = min(owed or able, key=lambda candidate: self._turn.get(candidate.name, -1))
         tokens = 1 if len(owed) > 1 else _TOKENS
-        price = max(self._costs.draft(chosen.name) * tokens, self._seconds.get(chosen.name, 0.0))
-        if price > self._purse:
+        price = max(self._costs.draft(chosen.name) * tokens, self._purse.seconds.get(chosen.name, 0.0))
+        if price > self._purse.held:
             return None
-        self._purse -= price
+        self._purse.held -= price
         self._paid[chosen.name] = price
         self._turns += 1
         self._turn[chosen.name] = self._turns
@@ -95,5 +107,6 @@ class Shadows:
         paid = self._paid.pop(name, None)
         if paid is None or seconds <= 0:
             return
-        self._purse += paid - seconds
-        self._seconds[name] = _MEMORY * self._seconds.get(name, seconds) + (1 - _MEMORY) * seconds
+        self._purse.held += paid - seconds
+        known = self._purse.seconds
+        known[name] = _MEMORY * known.get(name, seconds) + (1 - _MEMORY) * seconds

@@ -59,6 +59,12 @@ def test_arguments_win_over_environment_over_file(tmp_path: Path) -> None:
         ("context", "4096", 4096),
         ("memory_budget", "80%", "80%"),
         ("home", "/data", Path("/data")),
+        ("max_sessions", "4", 4),
+        ("max_queue", "20", 20),
+        ("kv_memory", "1GiB", 1 << 30),
+        ("kv_memory", "auto", "auto"),
+        ("load_policy", "fixed:3", "fixed:3"),
+        ("elastic", "off", False),
     ],
 )
 def test_every_setting_from_each_place(tmp_path: Path, key: str, text: str, value: object) -> None:

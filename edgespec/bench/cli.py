@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from edgespec.bench import contenders, fidelity, prompts, record_command, report, summary
 from edgespec.bench.extras import POSITION, WIDTHS, Probes, warm_start, warm_start_command
+from edgespec.bench.load import command as load
 from edgespec.bench.machine import command_line, describe, this_command
 from edgespec.bench.model import PromptEncoder, open_decoder
 from edgespec.bench.reporting import command as report_command
@@ -45,7 +46,7 @@ def _names(text: str) -> list[str]:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add `bench` with its commands."""
-    help_text = "measure speed beside other engines, how close a weight format is to the model, or record traces"
+    help_text = "measure speed beside other engines, policies, serving under load, how close a weight format is"
     parser: argparse.ArgumentParser = subparsers.add_parser("bench", help=help_text, description=help_text)
     commands = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     _add_speed(commands)
@@ -58,6 +59,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     report_command.add_arguments(reporting)
     simulating = commands.add_parser("simulate", help=simulate.HELP, description=simulate.DESCRIPTION)
     simulate.add_arguments(simulating, _count)
+    loading = commands.add_parser("load", help=load.HELP, description=load.DESCRIPTION)
+    load.add_arguments(loading, _count)
     parser.set_defaults(run=run)
     return parser
 
@@ -112,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
         return report_command.run(args)
     if args.bench == "simulate":
         return simulate.run(args, _progress)
+    if args.bench == "load":
+        return load.run(args, _progress)
     if args.bench == "specbench":
         return specbench.run(args, _progress)
     try:

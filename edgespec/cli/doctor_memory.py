@@ -14,12 +14,39 @@ from edgespec.memory.budget import format_bytes, parse_budget
 from edgespec.memory.plan import DraftNeed, MemoryPlan, Row
 from edgespec.models.build import planned_bytes
 from edgespec.models.weights import WeightFile, open_weights
+from edgespec.serving.memory import ServingNeed, fitted
 
 if TYPE_CHECKING:
     from drafts.zoo import Entry, TargetFacts
     from edgespec.config import RuntimeConfig
 
 _WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What several requests at once take. left: bytes of the budget after it, negative: so much is missing.
+
+    position: bytes of keys and values of one token.
+    """
+
+    sessions: int
+    need: ServingNeed
+    left: int
+    position: int
+
+    def rows(self) -> list[Row]:
+        pool = f"KV pool of {self.need.pool // self.position} tokens"
+        return [
+            Row(f"graph for batches of {self.need.slots}", self.need.batch, self.left + self.need.pool),
+            Row(f"{pool}, {self.sessions} requests at once", self.need.pool, self.left),
+        ]
+
+    def advice(self) -> list[str]:
+        if self.left >= 0:
+            return []
+        missing = format_bytes(-self.left)
+        return [f"serving {self.sessions} requests at once: {missing} are missing; see --max-sessions and --kv-memory"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +57,7 @@ class PlanReport:
     topology: topology.Topology
     available: int
     notes: tuple[str, ...] = ()
+    serving: Serving | None = None
 
     def to_json(self) -> dict[str, Any]:
         plan, there = self.plan, self.topology
@@ -43,7 +71,8 @@ class PlanReport:
             "parts": [_row(row) for row in plan.rows()],
             "drafts": [_row(row) for row in plan.draft_rows()],
             "fits": plan.fits,
-            "advice": plan.advice(),
+            "serving": None if self.serving is None else [_row(row) for row in self.serving.rows()],
+            "advice": plan.advice() + ([] if self.serving is None else self.serving.advice()),
             "notes": list(self.notes),
         }
 
@@ -63,7 +92,16 @@ def plan_of(config: RuntimeConfig) -> PlanReport | None:
         context = config.context or loading.fitting_context(config, spec, budget - target - workspace)
         needs, notes = _draft_needs(config, facts, context, spec.tie_embeddings)
     plan = MemoryPlan(target, workspace, context, position, needs, budget, config.resident)
-    return PlanReport(plan, there, available, tuple(notes))
+    return PlanReport(plan, there, available, tuple(notes), _serving(config, plan))
+
+
+def _serving(config: RuntimeConfig, plan: MemoryPlan) -> Serving | None:
+    """None for a plan that does not fit without it."""
+    if not plan.fits:
+        return None
+    room = plan.left + plan.context * plan.position
+    need = fitted(config, weights=plan.target, context=plan.context, position=plan.position, room=room)
+    return Serving(config.max_sessions, need, room - need.pool - need.batch, plan.position)
 
 
 def _draft_needs(
@@ -119,12 +157,17 @@ def _weight_bytes(weights: WeightFile, config: RuntimeConfig) -> int:
 
 
 def policy_problems(config: RuntimeConfig, plan: MemoryPlan) -> list[str]:
-    """Why the policy that was asked for cannot work with these drafts; nothing if it can."""
+    """Why a policy that was asked for cannot work with these drafts; nothing if it can."""
     from predictor.costs import CostTable
+    from predictor.load import BatchCosts, make_load_planner
     from predictor.policies import make_policy
 
     try:
         make_policy(config.policy, CostTable(), [d.name for d in plan.drafts if d.slot], capacity=plan.slots)
+    except ValueError as error:
+        return [str(error)]
+    try:
+        make_load_planner(config.load_policy, BatchCosts.guessed(CostTable()), CostTable())
     except ValueError as error:
         return [str(error)]
     return []
@@ -158,16 +201,20 @@ def show(report: PlanReport, output: Output) -> None:
     parts = Table("part", "needs", "fits", "left of the budget", box=box.ROUNDED)
     drafts = Table("draft", "needs", "fits a slot", "left of the slot", box=box.ROUNDED)
     parts.add_row("budget", "", "", format_bytes(plan.budget))
-    for table, rows in ((parts, plan.rows()), (drafts, plan.draft_rows())):
+    tables = [(parts, plan.rows()), (drafts, plan.draft_rows())]
+    if report.serving is not None:
+        several = Table("several requests at once", "needs", "fits", "left of the budget", box=box.ROUNDED)
+        tables.append((several, report.serving.rows()))
+    for table, rows in tables:
         for row in rows:
             left = format_bytes(row.left) if row.fits else f"{format_bytes(-row.left)} missing"
             table.add_row(row.part, format_bytes(row.nbytes), "yes" if row.fits else "NO", left)
     console = Console(file=None, width=_WIDTH, record=False, color_system=None)
-    for table in (parts, drafts):
+    for table, _rows in tables:
         if table.row_count:
             with console.capture() as captured:
                 console.print(table)
             for line in captured.get().splitlines():
                 output.line(line)
-    for line in plan.advice():
+    for line in plan.advice() + ([] if report.serving is None else report.serving.advice()):
         output.line(f"- {line}")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from edgespec import __version__
-from edgespec.cli import chat, demo, doctor, drafts, generate, predictor, pull, show_config
+from edgespec.cli import chat, convert, demo, doctor, drafts, generate, predictor, pull, serve, show_config
 from edgespec.cli.terminal import stderr, stdout
 from edgespec.errors import EdgespecError
 
@@ -53,7 +53,7 @@ def build_parser(argv: Sequence[str]) -> Parser:
     parser = Parser(prog="edgespec", description="Speculative decoding on one device, with the target's exact output.")
     parser.add_argument("--version", action="version", version=f"edgespec {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=Parser)
-    for command in (generate, chat, demo, doctor, pull, show_config):
+    for command in (generate, chat, serve, demo, doctor, pull, convert, show_config):
         command.add_parser(subparsers)
     drafts.add_parser(subparsers, argv[1:2] if argv[:1] == ["drafts"] else ())
     predictor.add_parser(subparsers)

@@ -211,6 +211,25 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--config", metavar="FILE", help="settings from a TOML file; flags go before it")
 
 
+def add_serving_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags about several requests at once, for commands that serve them or plan for it."""
+    group = parser.add_argument_group("several requests at once")
+    group.add_argument(
+        "--max-sessions", type=_argument(_integer), metavar="N", help="requests that run at once, 1 to 16"
+    )
+    group.add_argument("--max-queue", type=_argument(_integer), metavar="N", help="requests that may wait")
+    group.add_argument("--kv-memory", metavar="SIZE", help="memory for keys and values: auto (what fits), or a size")
+    group.add_argument(
+        "--load-policy", metavar="NAME", help="what decides how many tokens each drafts, see docs/serving.md"
+    )
+    group.add_argument(
+        "--elastic",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="let the drafts' memory become keys and values while drafts do not pay (default: on)",
+    )
+
+
 def add_output_flags(parser: argparse.ArgumentParser) -> None:
     """Flags about what is shown besides the answer."""
     group = parser.add_argument_group("output")
@@ -244,6 +263,11 @@ def engine_values(args: argparse.Namespace) -> dict[str, Any]:
         "resident",
         "policy",
         "load_rate",
+        "max_sessions",
+        "max_queue",
+        "kv_memory",
+        "load_policy",
+        "elastic",
     )
     given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     if getattr(args, "draft", None):

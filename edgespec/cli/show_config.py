@@ -17,6 +17,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser("config", help=HELP, description=HELP)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_engine_flags(parser)
+    options.add_serving_flags(parser)
     options.add_debug_flag(parser)
     parser.set_defaults(run=run)
     return parser

@@ -46,27 +46,22 @@ def accept(
     """
     if logits.shape != (len(tokens) + 1, pipeline.vocab_rows) or len(rows) != len(tokens):
         raise ValueError(f"{len(tokens)} guesses with {len(rows)} rows and logits of shape {logits.shape}")
-    judge = _judge_greedy if pipeline.greedy else _judge_sampled
+    if pipeline.greedy:
+        return _accept_greedy(tokens, logits, pipeline)
     for i, token in enumerate(tokens):
-        corrected = judge(token, rows[i], logits[i], tokens[:i], pipeline, rng)
+        corrected = _judge_sampled(token, rows[i], logits[i], tokens[:i], pipeline, rng)
         if corrected is not None:
             return Outcome(i, corrected, bonus=False)
     last = logits[len(tokens)]
-    bonus = pipeline.argmax(last, tokens) if pipeline.greedy else draw(pipeline.probabilities(last, tokens), rng)
-    return Outcome(len(tokens), bonus, bonus=True)
+    return Outcome(len(tokens), draw(pipeline.probabilities(last, tokens), rng), bonus=True)
 
 
-def _judge_greedy(
-    token: int,
-    _row: FloatArray | None,
-    logits: FloatArray,
-    before: Sequence[int],
-    pipeline: LogitsPipeline,
-    _rng: np.random.Generator,
-) -> int | None:
-    """None if the guess stands, else the token that replaces it."""
-    best = pipeline.argmax(logits, before)
-    return None if best == token else best
+def _accept_greedy(tokens: Sequence[int], logits: FloatArray, pipeline: LogitsPipeline) -> Outcome:
+    for i, token in enumerate(tokens):
+        best = pipeline.argmax_of(logits, i, tokens[:i])
+        if best != token:
+            return Outcome(i, best, bonus=False)
+    return Outcome(len(tokens), pipeline.argmax_of(logits, len(tokens), tokens), bonus=True)
 
 
 def _judge_sampled(

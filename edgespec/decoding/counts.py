@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from edgespec.results import GenerationStats
 from predictor.planner import Plan
@@ -11,11 +12,31 @@ from predictor.planner import Plan
 TO_SECONDS = 1e-9
 
 
-class Counts:
-    """Counts rounds as they happen; `stats` derives the rest. Decoding lasts from the first to the last emitted token.
+class Stamps(NamedTuple):
+    """`perf_counter_ns()` within a round: its begin, drafts have read up, the plan was asked for, it was made (shadows
+    have guessed), the draft has guessed; the target's forward was begun and ended; its rows were taken up, judged,
+    committed; the end.
 
-    stamps of a round: `perf_counter_ns()` at its begin, read (catch-up done), planned, drafted, verified, accepted,
-    committed, end.
+    `asked`, `sent` and `taken` equal the stamp before them where nobody else has to be waited for.
+    """
+
+    begin: int
+    read: int
+    asked: int
+    planned: int
+    drafted: int
+    sent: int
+    verified: int
+    taken: int
+    accepted: int
+    committed: int
+    end: int
+
+
+class Counts:
+    """Counts rounds as they happen; `stats` derives the rest.
+
+    Decoding lasts from the first to the last emitted token.
     """
 
     def __init__(self, drafts: Iterable[str], prompt_tokens: int) -> None:
@@ -43,7 +64,7 @@ class Counts:
         draft: str | None,
         judged: int,
         stood: int,
-        stamps: Sequence[int],
+        at: Stamps,
         *,
         emitted: int,
         fallback: bool,
@@ -66,13 +87,12 @@ class Counts:
             for place in range(min(judged, stood + 1)):
                 self._tried[place] += 1
                 self._stood[place] += place < stood
-        begin, read, planned, drafted, verified, _accepted, committed, end = stamps
-        s.catch_up_seconds += (read - begin) * TO_SECONDS
-        s.predictor_seconds += (planned - read + end - committed) * TO_SECONDS
-        s.draft_seconds += (drafted - planned) * TO_SECONDS
-        s.target_seconds += (verified - drafted) * TO_SECONDS
-        s.bookkeeping_seconds += (committed - verified) * TO_SECONDS
-        self._last = end
+        s.catch_up_seconds += (at.read - at.begin) * TO_SECONDS
+        s.predictor_seconds += (at.planned - at.asked + at.end - at.committed) * TO_SECONDS
+        s.draft_seconds += (at.drafted - at.planned) * TO_SECONDS
+        s.target_seconds += (at.verified - at.sent) * TO_SECONDS
+        s.bookkeeping_seconds += (at.committed - at.taken) * TO_SECONDS
+        self._last = at.end
 
     def stats(self, drafts: Sequence[str | None]) -> GenerationStats:
         """A copy with everything derived. drafts: of the kept tokens; a stop string may have taken some back."""

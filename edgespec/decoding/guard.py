@@ -6,7 +6,16 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from predictor.planner import PLAIN, Candidate, FixedPlanner, Observation, Plan, Planner
+from predictor.planner import (
+    NOTHING_TO_DRAFT,
+    PLAIN,
+    Candidate,
+    FixedPlanner,
+    Forecast,
+    Observation,
+    Plan,
+    Planner,
+)
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -28,6 +37,11 @@ class Guarded:
 
     def plan(self, candidates: Sequence[Candidate], limit: int) -> Plan:
         return self._try(lambda: _checked(self._planner.plan(candidates, limit)), PLAIN)
+
+    def forecast(self, candidates: Sequence[Candidate], limit: int) -> Forecast:
+        return self._try(
+            lambda: _weighed(self._planner.forecast(candidates, limit), candidates, limit), NOTHING_TO_DRAFT
+        )
 
     def shadows(self, plan: Plan, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         return self._try(lambda: _among(self._planner.shadows(plan, candidates), candidates), ())
@@ -57,3 +71,16 @@ def _among(shadows: Sequence[Candidate], candidates: Sequence[Candidate]) -> Seq
 def _checked(plan: Plan) -> Plan:
     """The same plan, with numbers that a round can compare."""
     return Plan(plan.draft, int(plan.gamma), float(plan.floor))
+
+
+def _weighed(forecast: Forecast, candidates: Sequence[Candidate], limit: int) -> Forecast:
+    """The same forecast, of a draft that can run, with chances that add up; raises for what is none."""
+    if forecast.draft is None or all(candidate.name != forecast.draft for candidate in candidates):
+        return NOTHING_TO_DRAFT._replace(fixed=None if forecast.fixed is None else 0)
+    rates, offered = (
+        [float(share) for share in shares][: max(limit, 0)] for shares in (forecast.rates, forecast.offered)
+    )
+    if len(rates) != len(offered) or not all(0 <= share <= 1 for share in (*rates, *offered)):
+        raise ValueError(f"the forecast for {forecast.draft} has rates {rates}, offered {offered}")
+    fixed = None if forecast.fixed is None else min(int(forecast.fixed), limit)
+    return Forecast(forecast.draft, rates, offered, max(int(forecast.behind), 0), fixed)

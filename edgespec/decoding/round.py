@@ -2,66 +2,33 @@
 
 `Generation.step()` runs the prefill or one round; `take()` returns what became certain. Every token, also the first,
 goes through the one `_commit` loop, where a stop, an end token or a limit cuts everything at the same place.
+
+Both also come in halves, around a forward that takes several requests at once (`edgespec.serving.batch`): `begin` and
+`first` around the prefill's forwards, `look`, `prepare` and `finish` around a round's.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from operator import index
 from time import perf_counter_ns
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from drafts.base import FloatArray, Proposal
 from edgespec.decoding.acceptance import Outcome, accept
-from edgespec.decoding.counts import TO_SECONDS, Counts
+from edgespec.decoding.counts import TO_SECONDS, Counts, Stamps
+from edgespec.decoding.drafting import Shadow, guess_shadows, propose, read_piece
 from edgespec.decoding.guard import Guarded
+from edgespec.decoding.halves import Looked, Prepared, Seen, Shared, clipped, trace_round
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.sampling import LogitsPipeline, token_logprob
 from edgespec.decoding.session import Session
 from edgespec.decoding.stopping import Answer
+from edgespec.decoding.watching import Steering
 from edgespec.results import GenerationResult, GenerationStats, TextDelta, TokenLogprob
-from predictor.catch_up import CatchUp, Reading, able
-from predictor.planner import PLAIN, Candidate, Observation, Plan, Planner
-
-
-class Steering(Protocol):
-    """Looks after the working set while one answer is made. Nothing here may raise, nor wait within a round."""
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Before the prefill."""
-
-    def chunk(self) -> None:
-        """Between two chunks of the prefill."""
-
-    def first(self, tokens: Sequence[int], session: Session) -> None:
-        """The answer's first token, which comes with the prefill."""
-
-    def round(self, observation: Observation, emitted: Sequence[int], session: Session) -> None:
-        """After a round, outside of its lease."""
-
-    def saw(self, draft: str, right: bool) -> None:
-        """The first token that a draft guessed, as what ran or as a shadow, was judged."""
-
-    def read_up(self, draft: str, tokens: int, seconds: float) -> None:
-        """A draft read so many tokens that it had missed."""
-
-    def preferred(self) -> str | None:
-        """The draft that is wanted most, resident or not."""
-
-    def informed(self) -> bool | None:
-        """Whether something says how each draft would do, without its reading the text."""
-
-
-class _Shadow(NamedTuple):
-    """A guess that is only compared, what it took, and how many tokens the draft had to read up on."""
-
-    candidate: Candidate
-    tokens: list[int]
-    seconds: float
-    unread: int
+from predictor.catch_up import CatchUp, able
+from predictor.planner import NOTHING_TO_DRAFT, PLAIN, Candidate, Forecast, Observation, Plan, Planner
 
 
 class Generation:
@@ -116,6 +83,7 @@ class Generation:
         self._steering = steering
         self._catch_up = CatchUp()
         self._counts = Counts(session.statuses, len(self.prompt))
+        self._reused = self._began_prefill = 0
         self._cancelled = False
         self._begun = False
         self._closed = False
@@ -138,25 +106,23 @@ class Generation:
         """End the answer at the next chunk or round, as "cancelled". May be called from any thread."""
         self._cancelled = True
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do but to close it."""
+        return self.finished or self._cancelled or self._turn != self.session.turn
+
     def step(self) -> bool:
         """Run the prefill or one round; True while there is more to do. What the target raises is passed on."""
-        if self.finished or self._cancelled or self._turn != self.session.turn:
+        if self.over:
             self.close()
             return False
         try:
             if self._begun:
-                with self.session.leased() as resident:
-                    observation, emitted = self._round(resident)
-                if self._steering is not None:
-                    self._steering.round(observation, emitted, self.session)
+                self.round()
             else:
                 self._prefill()
-            if self.finished:
-                self.close()
         except BaseException:
-            if self._committing:
-                self._remake_answer()
-            self.close()
+            self.abandon()
             raise
         return not self.finished
 
@@ -193,6 +159,12 @@ class Generation:
             self.session.truncate(len(self.prompt) + len(self._answer.token_ids))
         self._closed = True
 
+    def abandon(self) -> None:
+        """End the answer after something was raised within a step, or within a half of one."""
+        if self._committing:
+            self._remake_answer()
+        self.close()
+
     def _remake_answer(self) -> None:
         """Ctrl-C inside a push may leave text, ids and logprobs at different tokens: push what was committed anew."""
         answer = self._empty_answer()
@@ -227,42 +199,103 @@ class Generation:
     # The path of the request
 
     def _prefill(self) -> None:
-        begin = perf_counter_ns()
-        self._begun = True
-        reused = self.session.start(self.prompt)
+        self.begin()
+        logits = self.session.prefill(self.between_chunks)
+        if logits is None:
+            self._count_prefill(complete=False)
+            self.close()
+        else:
+            self.first(logits)
+
+    def begin(self) -> None:
+        """Make the prompt the conversation; forwards over what it has no KV for must follow, then `first`."""
+        self._begun, self._began_prefill = True, perf_counter_ns()
+        self._reused = self.session.start(self.prompt)
         if self._steering is not None:
             self._steering.begin(self.prompt)
-        logits = self.session.prefill(self._between_chunks)
-        end = perf_counter_ns()
-        self._counts.prefilled(reused, begin, end, complete=logits is not None)
-        if logits is None:
-            self.close()
-            return
-        first = self._commit(logits, [], accept([], [], logits, self._pipeline, self._rng), None)
-        if self._steering is not None:
-            self._steering.first(first, self.session)
-        self._counts.first_token(self._began, perf_counter_ns())
 
-    def _between_chunks(self) -> bool:
+    def between_chunks(self) -> bool:
+        """To be called before each forward of the prefill; whether the answer was cancelled."""
         if self._steering is not None:
             self._steering.chunk()
         return self._cancelled
 
-    def _round(self, resident: frozenset[str]) -> tuple[Observation, list[int]]:
-        session = self.session
+    def first(self, logits: FloatArray) -> None:
+        """The prefill is done: choose the first token from its last row, float32 [1, vocab_rows]."""
+        self._count_prefill(complete=True)
+        first = self._commit(logits, [], accept([], [], logits, self._pipeline, self._rng), None)
+        if self._steering is not None:
+            self._steering.first(first, self.session)
+        self._counts.first_token(self._began, perf_counter_ns())
+        if self.finished:
+            self.close()
+
+    def _count_prefill(self, *, complete: bool) -> None:
+        self._counts.prefilled(self._reused, self._began_prefill, perf_counter_ns(), complete=complete)
+
+    def round(self) -> Seen:
+        """One round, by the planner's own plan and with a forward of its own."""
+        with self.session.leased() as resident:
+            looked = self.look()
+            prepared = self.prepare(looked, self.plan(looked))
+            logits = self.session.verify(prepared.proposal.tokens)
+            seen = self.finish(prepared, logits, resident)
+        self.learned(seen)
+        return seen
+
+    def look(self, *, read: bool = True) -> Looked:
+        """Begin a round, under a lease of the session: drafts read up, and those are found that may run.
+
+        read: whether drafts that lag read now. If not, they are found as well, and who plans decides what to do.
+        """
         begin = perf_counter_ns()
-        able_now = self._read_up()
-        read = perf_counter_ns()
-        plan, candidates = self._plan(able_now)
-        shadows = self._guess_shadows(plan, candidates)
+        candidates = self._read_up(read)
+        return Looked(candidates, begin, perf_counter_ns())
+
+    def plan(self, looked: Looked) -> Plan:
+        """The planner's own plan for this text."""
+        if looked.candidates is None or self.limit <= 0:
+            return PLAIN
+        return self._planner.plan(looked.candidates, self.limit)
+
+    def forecast(self, looked: Looked) -> Forecast:
+        """Which draft would run for this text and what is expected of it, where somebody else chooses gamma."""
+        if looked.candidates is None or self.limit <= 0:
+            return NOTHING_TO_DRAFT
+        return self._planner.forecast(looked.candidates, self.limit)
+
+    def prepare(self, looked: Looked, plan: Plan, asked: int | None = None) -> Prepared:
+        """Let drafts guess, under the lease of `look`; then the target has to judge `proposal`.
+
+        The plan is clipped to what may still be emitted; a gamma of 0 looks at no draft. asked: when it was asked for
+        the plan, None = as soon as the drafts had read up.
+        """
+        session, candidates = self.session, looked.candidates if self.limit > 0 else None
+        plan, level = clipped(plan, candidates or (), self.limit)
+        chosen = () if candidates is None else self._planner.shadows(plan, candidates)
+        shadows = guess_shadows(session, chosen, self._choose)
         planned = perf_counter_ns()
         preferred = None if self._steering is None else self._steering.preferred()
-        unread = session.unread(plan.draft) if plan.draft is not None else 0
-        proposal = self._propose(plan) if plan.draft is not None else Proposal()
-        draft = plan.draft if proposal.tokens else None
+        unread, proposal = 0, Proposal()
+        if plan.draft is not None:
+            unread = session.unread(plan.draft)
+            proposal = propose(session, plan, self._choose, self._pipeline)
         drafted = perf_counter_ns()
-        logits = session.verify(proposal.tokens)
-        verified = perf_counter_ns()
+        began = looked.read if asked is None else asked
+        return Prepared(looked, plan, level, proposal, shadows, unread, preferred, began, planned, drafted)
+
+    def finish(
+        self, prepared: Prepared, logits: FloatArray, resident: frozenset[str], shared: Shared | None = None
+    ) -> Seen:
+        """Accept, commit and learn, still under the lease; then call `learned` outside of it.
+
+        logits: the target's rows for the proposal, float32 [guesses + 1, vocab_rows]. shared: None = the forward was
+        made for this request alone, right after `prepare`.
+        """
+        session, (looked, plan, proposal) = self.session, (prepared.looked, prepared.plan, prepared.proposal)
+        draft = plan.draft if proposal.tokens else None
+        taken = perf_counter_ns()
+        sent, verified = (prepared.drafted, taken) if shared is None else (shared.begin, shared.end)
         outcome = accept(proposal.tokens, proposal.rows, logits, self._pipeline, self._rng)
         accepted = perf_counter_ns()
         emitted = self._commit(logits, proposal.tokens, outcome, draft)
@@ -272,93 +305,59 @@ class Generation:
         judged = len(proposal) if len(emitted) > outcome.accepted else stood
         observation = Observation(
             draft=plan.draft,
-            level=next((c.level for c in candidates if c.name == plan.draft), 0),
+            level=prepared.level,
             drafted=len(proposal),
             proposed=judged if draft == plan.draft else 1,  # asked and nothing usable came: as good as a wrong guess
             accepted=stood,
             width=len(proposal) + 1,
-            draft_seconds=(drafted - planned) * TO_SECONDS,
-            target_seconds=(verified - drafted) * TO_SECONDS,
-            caught_up=unread,
+            draft_seconds=(prepared.drafted - prepared.planned) * TO_SECONDS,
+            target_seconds=(verified - sent) * TO_SECONDS,
+            caught_up=prepared.unread,
             asked=plan.gamma if plan.draft is not None else 0,
             emitted=len(emitted),
+            batch=1 if shared is None else shared.sequences,
         )
-        self._learn(observation, shadows, emitted)
+        self._learn(observation, prepared.shadows, emitted)
         end = perf_counter_ns()
-        stamps = (begin, read, planned, drafted, verified, accepted, committed, end)
-        there = resident if able_now is None else {candidate.name for candidate in able_now}
+        stamps = Stamps(*looked[1:], *prepared[-3:], sent, verified, taken, accepted, committed, end)
+        there = resident if looked.candidates is None else {candidate.name for candidate in looked.candidates}
         # A request with a seed keeps to free drafts: then nothing is missed.
-        missed = preferred is not None and preferred not in there and not self._only_free
+        missed = prepared.preferred is not None and prepared.preferred not in there and not self._only_free
         self._counts.round(plan, draft, judged, stood, stamps, emitted=len(emitted), fallback=missed)
-        self._catch_up.earn((end - begin) * TO_SECONDS)
+        self._catch_up.earn((end - looked.begin) * TO_SECONDS)
         if session.tracer.enabled:
-            self._trace(plan, draft, observation, stamps)
-        return observation, emitted
+            trace_round(session.tracer, plan, draft, observation, stamps)
+        return Seen(observation, emitted)
+
+    def learned(self, seen: Seen) -> None:
+        """The end of a round, outside of its lease: tell who looks after the working set."""
+        if self._steering is not None:
+            self._steering.round(*seen, self.session)
+        if self.finished:
+            self.close()
 
     @property
-    def _limit(self) -> int:
+    def limit(self) -> int:
         """Tokens that a draft may still add, before the one that the target adds itself."""
         return self.params.max_new_tokens - (len(self.session.tokens) - len(self.prompt)) - 1
 
-    def _read_up(self) -> Sequence[Candidate] | None:
+    def _read_up(self, read: bool) -> Sequence[Candidate] | None:
         """The drafts that may run in this round, after one that lags has read a piece of what it missed.
 
         None if there is nothing to plan.
         """
         session = self.session
-        if self._limit <= 0 or self._planner.off or not session.statuses:
+        if self.limit <= 0 or self._planner.off or not session.statuses:
             return None
         candidates = session.candidates()
         if self._only_free:
             return [candidate for candidate in candidates if candidate.free]
-        if self._steering is None:
+        if self._steering is None or not read:
             return candidates  # who runs reads all it missed on the way
         reading = self._catch_up.choose(candidates, self._steering.preferred(), bool(self._steering.informed()))
         if reading is None:
             return able(candidates)
-        begin = perf_counter_ns()
-        before = next(c.behind for c in candidates if c.name == reading.draft)
-        left = self._read(reading, before)
-        end = perf_counter_ns()
-        if left is None:
-            return able([candidate for candidate in candidates if candidate.name != reading.draft])
-        self._catch_up.took(before - left, (end - begin) * TO_SECONDS)
-        self._steering.read_up(reading.draft, before - left, (end - begin) * TO_SECONDS)
-        session.tracer.event("catch-up", begin, end, draft=reading.draft, tokens=before - left, left=left)
-        return able([c._replace(behind=left) if c.name == reading.draft else c for c in candidates])
-
-    def _read(self, reading: Reading, behind: int) -> int | None:
-        """Let a draft read; how many tokens are left, None if it failed. One call may read less than what it may."""
-        goal, left = max(behind - reading.limit, 0), behind
-        while True:
-            before, rest = left, self.session.catch_up(reading.draft, left - goal)
-            if rest is None or rest <= goal or rest >= before or self._cancelled:
-                return rest
-            left = rest
-
-    def _plan(self, candidates: Sequence[Candidate] | None) -> tuple[Plan, Sequence[Candidate]]:
-        """The planner's plan, clipped to what may still be emitted; a gamma of 0 looks at no draft."""
-        limit = self._limit
-        if candidates is None or limit <= 0:
-            return PLAIN, ()
-        plan = self._planner.plan(candidates, limit)
-        gamma = min(plan.gamma, limit)
-        if plan.draft is None or gamma <= 0 or all(c.name != plan.draft for c in candidates):
-            return PLAIN, candidates
-        return Plan(plan.draft, gamma, plan.floor), candidates
-
-    def _propose(self, plan: Plan) -> Proposal:
-        """The draft's guesses, cleaned; nothing if it fails."""
-        session, name = self.session, plan.draft
-        assert name is not None
-        try:
-            raw = session.draft(name).propose(session.tokens, plan.gamma, self._choose, floor=plan.floor)
-            proposal = clean(raw, plan.gamma, self._pipeline)
-        except Exception as error:
-            session.draft_failed(name, error)
-            return Proposal()
-        session.statuses[name].worked()
-        return proposal
+        return able(read_piece(session, candidates, reading, self._catch_up, self._steering, lambda: self._cancelled))
 
     def _commit(self, logits: FloatArray, guesses: list[int], outcome: Outcome, draft: str | None) -> list[int]:
         """Add the tokens that stand one by one until one ends the answer; returns those that were added."""
@@ -384,71 +383,17 @@ class Generation:
 
     # What the planner learns
 
-    def _guess_shadows(self, plan: Plan, candidates: Sequence[Candidate]) -> list[_Shadow]:
-        """Guesses of drafts that will not run, made before anything is judged."""
-        session, guessed = self.session, []
-        for candidate in self._planner.shadows(plan, candidates):
-            begin = perf_counter_ns()
-            try:
-                unread = session.unread(candidate.name)
-                draft = session.draft(candidate.name)
-                tokens = draft.propose(session.tokens, candidate.shadow, self._choose).tokens
-            except Exception as error:
-                session.draft_failed(candidate.name, error)
-            else:
-                guessed.append(_Shadow(candidate, tokens, (perf_counter_ns() - begin) * TO_SECONDS, unread))
-        return guessed
-
-    def _learn(self, observation: Observation, shadows: Iterable[_Shadow], emitted: list[int]) -> None:
+    def _learn(self, observation: Observation, shadows: Iterable[Shadow], emitted: list[int]) -> None:
         self._planner.observe(observation)
         if observation.draft is not None and observation.proposed:
             self._saw(observation.draft, observation.accepted)
-        for candidate, guess, seconds, unread in shadows:
-            comparable = min(len(guess), len(emitted))
-            right = next((i for i in range(comparable) if guess[i] != emitted[i]), comparable)
-            judged = min(right + 1, comparable)
-            self._planner.credit(candidate, judged, right, drafted=len(guess), seconds=seconds, caught_up=unread)
+        for shadow in shadows:
+            candidate, tokens, seconds, unread = shadow
+            judged, right = shadow.judged(emitted)
+            self._planner.credit(candidate, judged, right, drafted=len(tokens), seconds=seconds, caught_up=unread)
             if judged:
                 self._saw(candidate.name, right)
 
     def _saw(self, draft: str, right: int) -> None:
         if self._steering is not None:
             self._steering.saw(draft, right > 0)
-
-    def _trace(self, plan: Plan, draft: str | None, seen: Observation, stamps: Sequence[int]) -> None:
-        event = self.session.tracer.event
-        begin, read, planned, drafted, verified, accepted, committed, end = stamps
-        event("round", begin, end, draft=draft, gamma=plan.gamma, accepted=seen.accepted)
-        event("plan", read, planned)
-        event("draft", planned, drafted, draft=plan.draft, tokens=seen.drafted)
-        event("verify", drafted, verified, width=seen.width)
-        event("accept", verified, accepted)
-        event("commit", accepted, committed)
-        event("learn", committed, end)
-
-
-def clean(proposal: Proposal, gamma: int, pipeline: LogitsPipeline) -> Proposal:
-    """At most `gamma` guesses, cut before the first id that is no token, as plain ints with rows that are laws.
-
-    Raises ValueError or TypeError for what no correct draft returns; the round then counts a failure.
-    """
-    if len(proposal.rows) != len(proposal.tokens):
-        raise ValueError(f"{len(proposal.tokens)} guesses with {len(proposal.rows)} rows")
-    tokens: list[int] = []
-    for token in proposal.tokens[:gamma]:
-        token = index(token)
-        if not 0 <= token < pipeline.token_count:
-            break
-        tokens.append(token)
-    if pipeline.greedy:
-        return Proposal(tokens, [None] * len(tokens))
-    rows = proposal.rows[: len(tokens)]
-    for token, row in zip(tokens, rows):
-        if row is not None and not _is_law(row, token, pipeline.vocab_rows):
-            raise ValueError(f"the row of guess {token} is not the distribution it was drawn from")
-    return Proposal(tokens, rows)
-
-
-def _is_law(row: FloatArray, token: int, length: int) -> bool:
-    """Non-negative, adds up to 1, gives the token some mass. Comparisons with NaN are false."""
-    return row.shape == (length,) and bool(row[token] > 0 and row.min() >= 0 and abs(float(row.sum()) - 1) < 1e-3)

@@ -141,6 +141,15 @@ class LogitsPipeline:
         """The processed row's best token, the lowest id among equals. ModelError for NaN, +inf, nothing finite."""
         return _best(self.process(row, extra), _target_error)
 
+    def argmax_of(self, rows: FloatArray, index: int, extra: Sequence[int] = ()) -> int:
+        """`argmax(rows[index], extra)`, without fetching the row from a device that knows its best token."""
+        known = getattr(rows, "best", None)
+        if known is not None and self.bare_argmax:
+            token: int | None = known(index)
+            if token is not None and token < self.token_count:
+                return token
+        return self.argmax(rows[index], extra)
+
     def probabilities(self, row: FloatArray, extra: Sequence[int] = ()) -> Probabilities:
         """The target's law at this position, float64 [vocab_rows], sums to 1 (greedy: one-hot). Errors as `argmax`."""
         return self._law(self.process(row, extra), _target_error)
@@ -179,9 +188,19 @@ class LogitsPipeline:
     @property
     def bare_argmax(self) -> bool:
         """Whether the next token is the raw row's best one among real tokens: greedy, and no processor changes it."""
-        changed = self._bias_ids.size or self._repeats or self._counted
+        return self.params.greedy and self._bare
+
+    @property
+    def bare_temperature(self) -> float | None:
+        """The temperature, if the law of the next token is the softmax of raw row / temperature over real tokens."""
+        params = self.params
+        cut = params.top_p < 1.0 or params.min_p > 0.0 or 0 < params.top_k < self.token_count
+        return None if params.greedy or cut or not self._bare else params.temperature
+
+    @property
+    def _bare(self) -> bool:
         ending = self._ending.size > 0 and self._generated < self.params.min_new_tokens
-        return self.params.greedy and not changed and not ending
+        return not (self._bias_ids.size or self._repeats or self._counted or ending)
 
     def choose(
         self, row: FloatArray, proposed: Sequence[int], rng: np.random.Generator
@@ -218,6 +237,17 @@ class _DraftChoose:
     @property
     def argmax(self) -> bool:
         return self._pipeline.bare_argmax
+
+    @property
+    def temperature(self) -> float | None:
+        return self._pipeline.bare_temperature
+
+    @property
+    def row_length(self) -> int:
+        return self._pipeline.vocab_rows
+
+    def uniform(self) -> float:
+        return self._rng.random()
 
     def __call__(self, row: FloatArray, proposed: Sequence[int], /) -> tuple[int, FloatArray | None]:
         return self._pipeline.choose(row, proposed, self._rng)

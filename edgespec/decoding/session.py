@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 from drafts.base import Draft, DraftSession, Lagging, Loadable
 from drafts.states import DEFAULT_WINDOW, HiddenStates
 from edgespec.errors import EdgespecError, ModelError, PromptError
-from edgespec.models.base import Decoder, FloatArray, ForwardOutput, KVCache
+from edgespec.models.base import Decoder, FloatArray, ForwardOutput, KVCache, Part
+from edgespec.models.cuda.memory import out_of_memory
 from edgespec.telemetry.trace import NULL_TRACER, NullTracer, Tracer
 from predictor.planner import AutoPlanner, Candidate, Planner
 
@@ -67,8 +68,7 @@ class DraftStatus:
         if not self._told:
             self._told = True
             _log.warning("draft %s failed, generation goes on without it: %s", self.name, cause)
-        out_of_memory = "OutOfMemory" in type(error).__name__  # torch's own class, which must not be imported here
-        if self._failures >= _FAILURES or isinstance(error, _HOPELESS) or out_of_memory:
+        if self._failures >= _FAILURES or isinstance(error, _HOPELESS) or out_of_memory(error):
             self.reason = cause
 
     def __str__(self) -> str:
@@ -167,18 +167,27 @@ class Session:
         self.valid = min(self.valid, length)
         del self.tokens[length:]
 
+    def adopt(self, tokens: Sequence[int], cache: KVCache) -> None:
+        """Begin with the keys and values in `cache`, which are those of `tokens` (as many as it has positions).
+
+        For a session that has none yet: `start` then reuses what its prompt begins with.
+        """
+        if self._cache is not None or len(tokens) != cache.length:
+            raise ValueError(f"a cache of {cache.length} positions cannot be adopted for {len(tokens)} tokens")
+        self.tokens[:] = tokens
+        self._cache = cache
+        self.valid = len(tokens)
+
     def prefill(self, cancelled: Callable[[], bool]) -> FloatArray | None:
         """Run the target over the tokens without KV; the last one's logits [1, vocab_rows], or None if cancelled."""
-        cache = self._cropped_cache()
         logits = None
         while self.valid < len(self.tokens):
             if cancelled():
                 return None
-            end = min(self.valid + self._chunk, len(self.tokens))
-            with self.tracer.span("prefill", width=end - self.valid):
-                wanted = int(end == len(self.tokens))
-                logits = self._forward(self.tokens[self.valid : end], cache, wanted).logits
-            self.valid = end
+            part = self.ask_prefill(self._chunk)
+            with self.tracer.span("prefill", width=len(part.tokens)):
+                logits = self._forward(part).logits
+            self.valid += len(part.tokens)
         return logits
 
     def verify(self, guesses: list[int]) -> FloatArray:
@@ -186,20 +195,40 @@ class Session:
 
         The caller commits what stands: `tokens` first, `valid` last.
         """
-        cache = self._cropped_cache()
-        return self._forward(self.tokens[self.valid :] + guesses, cache, len(guesses) + 1).logits
+        return self._forward(self.ask_verify(guesses)).logits
 
-    def _forward(self, tokens: list[int], cache: KVCache, logits: int) -> ForwardOutput:
-        """Run the target over what follows `valid`; rows of its last `logits` positions. Keeps hidden states if read.
+    # The same in halves, around a forward that takes several sessions at once
+
+    def ask_prefill(self, rows: int) -> Part:
+        """A forward over at most `rows` of the tokens without KV (there are some); logits of the very last only.
+
+        After it `receive` its output, then raise `valid` by as many tokens.
+        """
+        cache = self._cropped_cache()  # first, as it may lower `valid`
+        end = min(self.valid + rows, len(self.tokens))
+        reads = self._states_for_drafts() is not None
+        return Part(self.tokens[self.valid : end], cache, int(end == len(self.tokens)), reads)
+
+    def ask_verify(self, guesses: list[int]) -> Part:
+        """The forward that `verify` makes. After it `receive` its output, then commit as after `verify`."""
+        cache = self._cropped_cache()
+        reads = self._states_for_drafts() is not None
+        return Part(self.tokens[self.valid :] + guesses, cache, len(guesses) + 1, reads)
+
+    def receive(self, output: ForwardOutput) -> None:
+        """Keep the hidden states of a forward that began at `valid`, if a draft reads them.
 
         Those of guesses are kept too, and are right as far as `valid` will be raised; the next use crops the others.
         """
         states = self._states_for_drafts()
-        output = self.target.forward(tokens, cache, logits=logits, hidden=states is not None)
         if states is not None:
             if output.hidden is None:
                 raise ModelError("The target gave no hidden states, which a draft needs; load it without that draft.")
             states.write(self.valid, output.hidden)
+
+    def _forward(self, part: Part) -> ForwardOutput:
+        output = self.target.forward(part.tokens, part.cache, logits=part.logits, hidden=part.hidden)
+        self.receive(output)
         return output
 
     def _states_for_drafts(self) -> HiddenStates | None:
@@ -301,6 +330,11 @@ class Session:
         return self._states
 
     @property
+    def cache(self) -> KVCache | None:
+        """The target's keys and values; None while there are none."""
+        return self._cache
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the target's KV held by this conversation."""
         return 0 if self._cache is None else self._cache.nbytes
@@ -308,6 +342,9 @@ class Session:
     def close(self) -> None:
         """Forget the conversation and release its caches. The session can be used again."""
         self.turn += 1
+        release = getattr(self._cache, "release", None)  # one out of a pool, where others may reuse what is right in it
+        if release is not None:
+            release(self.tokens[: self.valid])
         self.truncate(0)
         self._cache = None
         for opened in self._open.values():

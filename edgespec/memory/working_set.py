@@ -106,7 +106,7 @@ class WorkingSet:
         self._watch = None if watch_seconds is None else Watch(self.tick, watch_seconds)
         self._starting = threading.Lock()
         self._closing = threading.Lock()  # one `close` at a time
-        self._started = self._closed = False
+        self._started = self._closed = self._lent = False
         for draft in drafts:
             self._enter(draft)
         try:  # last: whatever is wrong with the rest, no thread is left behind
@@ -220,15 +220,38 @@ class WorkingSet:
             self._books.schedule.records[draft.name] = record
 
     def set_capacity(self, capacity: int, reason: str) -> None:
-        """Use that many slots from now on (0 to `slots`). Drafts that have to go are unloaded in the background."""
-        books, now, capacity = self._books, self._clock(), max(0, min(capacity, self.slots))
+        """Use that many slots from now on (0 to `slots`). Drafts that have to go are unloaded in the background.
+
+        While the slots are lent there are none to use.
+        """
+        self._use(capacity, reason, logging.WARNING)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no slot holds anything and all have given their memory back."""
+        with self._books.lock:
+            return self._books.schedule.pool.resting == self.slots
+
+    def lend(self, reason: str) -> None:
+        """Use no slots until `take_back`, whatever else is asked for. Their memory is free once this is `empty`."""
+        self._lent = True
+        self._use(0, reason, logging.INFO)
+
+    def take_back(self, reason: str) -> None:
+        """The memory of the slots is there again: use all. What is wanted is loaded in the background."""
+        self._lent = False
+        self._use(self.slots, reason, logging.INFO)
+
+    def _use(self, capacity: int, reason: str, level: int) -> None:
+        books, now = self._books, self._clock()
         with books.lock:
-            before = books.schedule.capacity
+            before, capacity = books.schedule.capacity, 0 if self._lent else max(0, min(capacity, self.slots))
             if capacity == before or books.closing:
                 return
             books.schedule.capacity = capacity
             books.reconsider()
-        level, kind = (logging.WARNING, "shrink") if capacity < before else (logging.INFO, "grow")
+        kind = "shrink" if capacity < before else "grow"
+        level = level if capacity < before else logging.INFO
         _log.log(level, "%d of %d draft slots are used from now on: %s", capacity, self.slots, reason)
         self._tell(kind, "", f"{before} to {capacity} slots: {reason}", now)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgespec.errors import ConfigError
 from edgespec.models.base import Decoder
+from edgespec.models.quantised import Layout
 from edgespec.models.weights import WeightFile
 
 DEVICES = ("cpu", "torch", "torch-cpu", "cuda")
@@ -21,9 +22,12 @@ def build_decoder(
     positions: int | None = None,
     cache_dir: Path | None = None,
 ) -> Decoder:
-    """The engine for `device`, ready to run: "cpu" is ONNX Runtime; "torch" (also "torch-cpu") and "cuda" are torch.
+    """The engine for `device`, ready to run.
 
-    weight_format: "exact", "int8" or "float32" on "cpu"; torch knows float32 alone, which is also its "exact".
+    "cpu" is ONNX Runtime, "torch" (also "torch-cpu") the float32 reference, "cuda" the engine of CUDA devices.
+
+    weight_format: "exact", "int8" or "float32" on "cpu"; the reference knows float32 alone, which is also its "exact".
+    On "cuda", "exact" keeps int4 and int8 as the file has them, and the rest is float16.
     threads: None leaves the engine's default. positions: of the longest sequence, None for the engine's default.
     cache_dir: where the CPU engine keeps built graphs; torch has none.
     Raises ConfigError for a device or format that cannot be had here, ModelError for weights that cannot be read.
@@ -39,16 +43,20 @@ def build_decoder(
     if weight_format not in ("exact", "float32"):
         raise ConfigError(f'weight format {weight_format!r} needs device "cpu"; the torch engine has only "float32"')
     try:
+        if device == "cuda":
+            from edgespec.models.cuda.decoder import CudaDecoder
+
+            exact = weight_format == "exact"
+            return CudaDecoder(weights, dtype="float16" if exact else "float32", positions=positions, keep_blocks=exact)
         from edgespec.models.torch_decoder import TorchDecoder
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ConfigError(f'device {device!r} needs the package torch; install it or use device "cpu"') from error
-    return TorchDecoder(weights, device="cuda" if device == "cuda" else "cpu", positions=positions, threads=threads)
+    return TorchDecoder(weights, device="cpu", positions=positions, threads=threads)
 
 
 _INT8_BYTES = 1 + 4 / 32  # a number and its share of a block's scale
-_BLOCK_BYTES = {"Q4_0": 0.5 + 4 / 32, "Q4_1": 0.5 + 8 / 32, "Q8_0": _INT8_BYTES}
 
 
 def planned_bytes(weights: WeightFile, device: str, weight_format: str) -> int:
@@ -56,11 +64,15 @@ def planned_bytes(weights: WeightFile, device: str, weight_format: str) -> int:
     total = 0.0
     for name in weights.names():
         shape = weights.shape(name)
-        total += math.prod(shape) * (4 if len(shape) < 2 else _bytes_of(weights.kind(name), device, weight_format))
+        total += math.prod(shape) * (4 if len(shape) < 2 else _bytes_of(weights.layout(name), device, weight_format))
     return int(total)
 
 
-def _bytes_of(kind: str, device: str, weight_format: str) -> float:
+def _bytes_of(own: Layout | None, device: str, weight_format: str) -> float:
+    if device == "cuda" and weight_format == "exact":
+        return 2.0 if own is None else own.bits / 8 + (2 if own.mode == "symmetric" else 4) / own.group
     if device != "cpu" or weight_format == "float32":
         return 4.0
-    return _BLOCK_BYTES.get(kind, _INT8_BYTES) if weight_format == "exact" else _INT8_BYTES
+    if own is None or weight_format != "exact":
+        return _INT8_BYTES
+    return own.bits / 8 + (4 if own.mode == "symmetric" else 8) / 32  # float32 scales, and shifts

@@ -5,32 +5,35 @@ Rolling back is setting a smaller length: attention reads only the first `length
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import ConfigError, ModelError
-from edgespec.models.base import FloatArray, ForwardOutput, KVCache
-from edgespec.models.cpu import usable_threads
+from edgespec.models.base import FloatArray, ForwardOutput, KVCache, KVPool, Part
+from edgespec.models.batching import check_distinct, one_after_another
+from edgespec.models.onnx_batch import BatchRunner, Share
+from edgespec.models.onnx_binding import Binding
 from edgespec.models.onnx_cache import graph_folder
 from edgespec.models.onnx_rows import TableRows, embedding_rows, head_rows
+from edgespec.models.onnx_session import open_session
 from edgespec.models.rope import rotary_tables
-from edgespec.models.spec import ModelSpec
 from edgespec.models.weights import WeightFile
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
 WEIGHT_FORMATS = ("exact", "int8", "float32")
-_KEPT_ROWS = 32  # logits rows whose buffer is kept between calls
+BATCH_SLOTS = (2, 4, 8, 16)
 
 
 class OnnxCache:
@@ -42,11 +45,11 @@ class OnnxCache:
     def __init__(self, owner: OnnxDecoder, capacity: int) -> None:
         spec = owner.spec
         self.owner = owner
-        self.length = 0
+        self.length: int = 0
         self.capacity = capacity
         shape = (1, spec.num_kv_heads, capacity + 1, spec.head_dim)  # one more for the row that pads a single one
         self.buffers = [_on_demand(shape) for _ in range(2 * spec.num_layers)]
-        self.bindings: dict[bool, _Binding] = {}
+        self.bindings: dict[bool, Binding] = {}
         self._position_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 4
 
     @property
@@ -59,6 +62,9 @@ class OnnxCache:
         dropped = self.length - length
         self.length = length
         return dropped
+
+    def reserve(self, length: int) -> None:
+        """Nothing to do: pages come as they are written."""
 
 
 class OnnxDecoder:
@@ -91,11 +97,14 @@ class OnnxDecoder:
         self.positions = min(positions or self.spec.max_positions, self.spec.max_positions)
         self._lock = threading.Lock()
         self._caches: weakref.WeakSet[OnnxCache] = weakref.WeakSet()
+        self._pools: weakref.WeakSet[KVPool] = weakref.WeakSet()
         self._scratch = None if cache_dir else tempfile.TemporaryDirectory(prefix="edgespec-graph-")
         folder = Path(self._scratch.name) if self._scratch else cache_dir
         assert folder is not None
         graph = graph_folder(weights, weight_format, folder)
-        self._session: ort.InferenceSession | None = _session(graph, threads)
+        self._session: ort.InferenceSession | None = open_session(graph, threads)
+        self._batch: BatchRunner | None = None
+        self._threads = threads
         self._graph = graph
         self._tables: dict[str, TableRows] = {}
         self.nbytes = (graph / "weights.bin").stat().st_size
@@ -108,27 +117,65 @@ class OnnxDecoder:
         self._caches.add(cache)
         return cache
 
+    def new_pool(
+        self, nbytes: int, *, sequences: int = 8, context: int | None = None, most_bytes: int | None = None
+    ) -> KVPool:
+        from edgespec.models.onnx_pools import new_pool
+
+        pool = new_pool(self, self._lock, nbytes, sequences, min(context or self.positions, self.positions), most_bytes)
+        self._pools.add(pool)
+        return pool
+
     def forward(
         self, tokens: Sequence[int], cache: KVCache, *, logits: int | None = None, hidden: bool = False
     ) -> ForwardOutput:
-        if not isinstance(cache, OnnxCache) or cache.owner is not self:
-            raise ValueError("the cache belongs to another decoder")
+        cache = self._own(cache)
         with self._lock:
             if self._session is None:
                 raise ModelError("the model is closed.")
-            ids = self._checked(tokens, cache)
-            wanted = len(ids) if logits is None else logits
-            if not 0 <= wanted <= len(ids):
-                raise ValueError(f"logits of {wanted} positions were asked for, of {len(ids)} tokens")
+            ids, wanted = self._checked(tokens, cache, logits)
             binding = cache.bindings.get(hidden)
             if binding is None:
-                binding = cache.bindings[hidden] = _Binding(self._session, self.spec, cache, self._rotary, hidden)
-            try:
+                binding = cache.bindings[hidden] = Binding(self._session, self.spec, cache, self._rotary, hidden)
+            cache.reserve(cache.length + len(ids))
+            with _as_model_error():
                 output = binding.run(ids, cache.length, wanted)
-            except RuntimeError as error:  # of which ONNX Runtime's own errors are subclasses
-                raise ModelError(f"ONNX Runtime failed: {str(error)[:300]}") from error
             cache.length += len(ids)
             return output
+
+    @property
+    def batch_slots(self) -> int:
+        batch = self._batch
+        return 1 if batch is None else batch.slots
+
+    def forward_batch(self, parts: Sequence[Part]) -> list[ForwardOutput]:
+        if self._batch is None or len(parts) < 2:  # a single sequence is faster in the graph for one
+            return one_after_another(self, parts)
+        check_distinct(parts)
+        with self._lock:
+            if self._batch is None:
+                raise ModelError("the model is closed.")
+            if len(parts) > self._batch.slots:
+                raise ValueError(f"a batch of {len(parts)} sequences was given, it takes {self._batch.slots}")
+            shares = [self._share(part) for part in parts]
+            for share in shares:
+                share.cache.reserve(share.cache.length + len(share.ids))
+            with _as_model_error():
+                outputs = self._batch.run(shares)
+            for share in shares:
+                share.cache.length += len(share.ids)
+            return outputs
+
+    def prepare_batch(self, slots: int) -> int:
+        if slots not in BATCH_SLOTS:
+            raise ValueError(f"a batch has {', '.join(map(str, BATCH_SLOTS))} slots, not {slots}")
+        with self._lock:
+            if self._session is None:
+                raise ModelError("the model is closed.")
+            if self._batch is None or self._batch.slots < slots:
+                self._batch = None  # first give back what a smaller one takes
+                self._batch = BatchRunner(self._graph, self.spec, slots, self._rotary, self._threads)
+            return self._batch.nbytes
 
     def embed(self, ids: Sequence[int]) -> FloatArray:
         return self._table("embedding").rows(ids)
@@ -148,8 +195,10 @@ class OnnxDecoder:
         return table
 
     def close(self) -> None:
+        for pool in list(self._pools):
+            pool.close()
         with self._lock:
-            self._session = None
+            self._session = self._batch = None
             for table in self._tables.values():
                 table.close()
             self._tables.clear()
@@ -158,7 +207,20 @@ class OnnxDecoder:
         if self._scratch is not None:
             self._scratch.cleanup()
 
-    def _checked(self, tokens: Sequence[int], cache: OnnxCache) -> npt.NDArray[np.int64]:
+    def _own(self, cache: KVCache) -> OnnxCache:
+        if not isinstance(cache, OnnxCache) or cache.owner is not self:
+            raise ValueError("the cache belongs to another decoder")
+        return cache
+
+    def _share(self, part: Part) -> Share:
+        cache = self._own(part.cache)
+        ids, wanted = self._checked(part.tokens, cache, part.logits)
+        return Share(ids, cache, wanted, part.hidden)
+
+    def _checked(
+        self, tokens: Sequence[int], cache: OnnxCache, logits: int | None
+    ) -> tuple[npt.NDArray[np.int64], int]:
+        """The ids, and how many rows of logits are wanted."""
         ids = np.asarray(tokens, np.int64)
         if ids.ndim != 1 or not len(ids):
             raise ValueError("forward needs at least one token")
@@ -166,72 +228,18 @@ class OnnxDecoder:
             raise ValueError(f"token ids must be in 0..{self.spec.vocab_size - 1}, got {ids.min()}..{ids.max()}")
         if cache.length + len(ids) > cache.capacity:
             raise ModelError(f"{cache.length} + {len(ids)} tokens do not fit the context of {cache.capacity}.")
-        return ids
+        wanted = len(ids) if logits is None else logits
+        if not 0 <= wanted <= len(ids):
+            raise ValueError(f"logits of {wanted} positions were asked for, of {len(ids)} tokens")
+        return ids, wanted
 
 
-class _Binding:
-    """One sequence's buffers bound to the session; only what changes from call to call is bound again."""
-
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        spec: ModelSpec,
-        cache: OnnxCache,
-        rotary: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]],
-        hidden: bool,
-    ) -> None:
-        self._session = session
-        self._spec = spec
-        self._io = session.io_binding()
-        self._bound: tuple[int, int] | None = None
-        self._ids = np.zeros(1, np.int64)
-        self._rows = np.zeros(1, np.int64)
-        self._logits = np.empty((_KEPT_ROWS, spec.vocab_size), np.float32)
-        self._hidden = np.empty((_KEPT_ROWS, spec.hidden_size), np.float32) if hidden else None
-        names = {node.name for node in session.get_inputs()}
-        self._pads_attention = "padding" in names
-        self._padding = np.zeros((1, 1, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim), np.float32)
-        self._count = np.zeros(1, np.int64)
-        self._seqlens = np.zeros(1, np.int32)
-        self._total = np.zeros(1, np.int32)
-        fixed = {"seqlens_k": self._seqlens, "total_length": self._total, "cos": rotary[0], "sin": rotary[1]}
-        self._rotary = rotary  # keeps the bound memory alive
-        for name, array in fixed.items():
-            _bind(self._io.bind_input, name, array)
-        for index, buffer in enumerate(cache.buffers):
-            kind, layer = ("key", "value")[index % 2], index // 2
-            _bind(self._io.bind_input, f"past_{kind}_{layer}", buffer)
-            _bind(self._io.bind_output, f"present_{kind}_{layer}", buffer)
-
-    def run(self, ids: npt.NDArray[np.int64], start: int, wanted: int) -> ForwardOutput:
-        count = len(ids)
-        if self._bound != (count, wanted):
-            self._rebind(count, wanted)
-        self._ids[0, :count] = ids
-        computed = max(count, 2)  # a single row gets company, see onnx_graph
-        self._seqlens[0] = start + computed - 1
-        self._total[0] = start + computed
-        self._session.run_with_iobinding(self._io)
-        hidden = None if self._hidden is None else self._hidden[:count]
-        return ForwardOutput(self._logits[:wanted], hidden)
-
-    def _rebind(self, count: int, wanted: int) -> None:
-        self._bound = None  # a failure half-way binds anew next time
-        self._count[0] = count
-        rows = count if self._pads_attention else max(count, 2)
-        self._ids = np.zeros((1, rows), np.int64)
-        self._rows = np.arange(count - wanted, count, dtype=np.int64)
-        self._logits = _sized(self._logits, wanted)
-        _bind(self._io.bind_input, "input_ids", self._ids)
-        _bind(self._io.bind_input, "rows", self._rows)
-        _bind(self._io.bind_output, "logits", self._logits[:wanted])
-        if self._pads_attention:
-            _bind(self._io.bind_input, "count", self._count)
-            _bind(self._io.bind_input, "padding", self._padding[:, : 1 if count == 1 else 0])
-        if self._hidden is not None:
-            self._hidden = _sized(self._hidden, rows)
-            _bind(self._io.bind_output, "hidden", self._hidden[:rows])
-        self._bound = (count, wanted)
+@contextlib.contextmanager
+def _as_model_error() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # of which ONNX Runtime's own errors are subclasses
+        raise ModelError(f"ONNX Runtime failed: {str(error)[:300]}") from error
 
 
 def _on_demand(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
@@ -242,30 +250,3 @@ def _on_demand(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     size = math.prod(shape) * 4
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
     return np.frombuffer(mmap.mmap(-1, size, **flags), np.float32).reshape(shape)
-
-
-def _sized(buffer: npt.NDArray[np.float32], rows: int) -> npt.NDArray[np.float32]:
-    """A buffer for `rows` rows: the given one, a larger one, or the usual size again after a large call."""
-    needed = max(rows, _KEPT_ROWS)
-    return buffer if len(buffer) == needed else np.empty((needed, buffer.shape[1]), np.float32)
-
-
-def _bind(bind: Any, name: str, array: npt.NDArray[Any]) -> None:
-    bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-
-
-def _session(folder: Path, threads: int | None) -> ort.InferenceSession:
-    try:
-        import onnxruntime as ort
-    except ImportError as error:
-        raise ConfigError("the CPU engine needs ONNX Runtime: pip install 'edgespec[cpu]'.") from error
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads or usable_threads()
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    # Workers spin while a forward runs, and sleep as soon as it ends: waiting for input must not cost a core.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    try:
-        return ort.InferenceSession(str(folder / "graph.onnx"), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime raises classes of its own, all derived from Exception
-        raise ModelError(f"{folder}: ONNX Runtime cannot load the converted model ({str(error)[:200]}).") from error

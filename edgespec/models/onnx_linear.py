@@ -1,11 +1,15 @@
 """How a weight matrix becomes ONNX nodes: the file's own blocks where ONNX Runtime has a form for them.
 
 Forms (com.microsoft.MatMulNBits, blocks of 32 along the input, activations rounded to 8 bits per block):
-- Q4_0: w = d (q - 8): 4 bits with the default zero point, exact.
-- Q8_0: w = d (q - 128): 8 bits with the default zero point, exact.
-- Q4_1: w = d q + m = d (q - 8) + (m + 8 d): a 4-bit product, plus (m + 8 d) times the sum of each block of the input,
-  in float32. Exact in the weights; centring q keeps the rounding of activations from being multiplied by a large mean.
+- symmetric 4 bits (Q4_0): w = d (q - 8), with the default zero point, exact.
+- symmetric 8 bits (Q8_0): w = d (q - 128), with the default zero point, exact.
+- with a shift (Q4_1): w = d q + m = d (q - 8) + (m + 8 d): a 4-bit product, plus (m + 8 d) times the sum of each block
+  of the input, in float32. Exact in the weights; centring q keeps the rounding of activations from being multiplied by
+  a large mean. Zero points z are such a shift: d (q - z) = d (q - 8) + d (8 - z).
 - everything else: 8 bits, symmetric, rounded to nearest per block ("int8"), or plain float32 where asked for.
+
+Groups of 64 and 128 become blocks of 32 that say the same. ONNX Runtime has larger blocks too, but its products of
+those depend on the number of rows in the last bits (seen with version 1.32 on x86), and so would the text.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.models.onnx_writer import MICROSOFT, GraphBuilder, GraphWriter
+from edgespec.models.quantised import QuantisedTensor
 from edgespec.models.weights import WeightFile
 
 BLOCK = 32
@@ -56,12 +61,25 @@ def load_blocks(weights: WeightFile, name: str, weight_format: str) -> Blocks | 
     """The matrix `name` in the form that `weight_format` ("exact", "int8", "float32") asks for; None means float32."""
     if weight_format == "float32" or weights.shape(name)[1] % BLOCK:
         return None
-    own = weights.blocks(name) if weight_format == "exact" else None
-    if own is None:
-        return quantise_int8(weights.read(name))
-    if own.minimum is None:
-        return Blocks(own.bits, own.q, own.scale, None)
-    return Blocks(own.bits, own.q, own.scale, own.minimum + own.scale * np.float32(2 ** (own.bits - 1)))
+    own = weights.quantised(name) if weight_format == "exact" else None
+    return quantise_int8(weights.read(name)) if own is None else _own_blocks(own)
+
+
+def _own_blocks(own: QuantisedTensor) -> Blocks:
+    """The same numbers as MatMulNBits takes them."""
+    q, scale, centre = own.values(), own.scale.astype(np.float32), np.float32(0 if own.bits == 8 else 8)
+    if own.bits == 8:
+        q = q.view(np.uint8) ^ np.uint8(128)  # two's complement + 128
+    shift: FloatArray | None = None
+    if own.zero is not None:
+        shift = scale * (centre - own.zero.astype(np.float32))
+    elif own.shift is not None:
+        shift = own.shift.astype(np.float32) + scale * centre
+    repeat = own.group // BLOCK
+    if repeat > 1:
+        scale = np.repeat(scale, repeat, axis=1)
+        shift = None if shift is None else np.repeat(shift, repeat, axis=1)
+    return Blocks(own.bits, q.reshape(len(q), -1, BLOCK), scale, shift)
 
 
 def block_product(

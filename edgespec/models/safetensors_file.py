@@ -20,7 +20,7 @@ from edgespec.models.files import (
 from edgespec.models.gguf_types import KINDS
 
 _MAX_HEADER = 100 << 20  # the format's own bound
-_FLOATS = {name: KINDS[name].nbytes // KINDS[name].block for name in ("F64", "F32", "F16", "BF16")}
+FLOAT_TYPES = {name: KINDS[name].nbytes // KINDS[name].block for name in ("F64", "F32", "F16", "BF16")}
 
 
 class SafetensorsFile:
@@ -29,7 +29,7 @@ class SafetensorsFile:
     types: the number types that are expected, with their bytes; others are refused.
     """
 
-    def __init__(self, path: Path, *, types: Mapping[str, int] = _FLOATS) -> None:
+    def __init__(self, path: Path, *, types: Mapping[str, int] = FLOAT_TYPES) -> None:
         self.path = path
         self._types = types
         self.file = ReadOnlyFile(path)
@@ -93,7 +93,7 @@ class SafetensorsFile:
             )
 
 
-def open_shards(index: Path) -> list[SafetensorsFile]:
+def open_shards(index: Path, *, types: Mapping[str, int] = FLOAT_TYPES) -> list[SafetensorsFile]:
     """All files that a `model.safetensors.index.json` lists, each holding at least the tensors the index says."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -112,7 +112,7 @@ def open_shards(index: Path) -> list[SafetensorsFile]:
             path = index.parent / shard
             if not path.exists():
                 raise ModelError(f"{path}: is missing, although {index.name} lists it; fetch the model again.")
-            file = SafetensorsFile(path)
+            file = SafetensorsFile(path, types=types)
             opened.append(file)
             if not names <= file.tensors.keys():
                 lost = min(names - file.tensors.keys())

@@ -202,6 +202,11 @@ def _rope(settings: _Settings) -> RopeSpec:
     if rope.number("partial_rotary_factor", settings.number("partial_rotary_factor", 1.0)) != 1.0:
         raise ModelError(f"{source}: partial_rotary_factor is set, which is not supported.")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "factors":  # edgespec's own: what GGUF files say by a tensor
+        factors = scaling.get("factors")
+        if not isinstance(factors, list) or not all(type(f) in (int, float) for f in factors):
+            raise rope.error("factors", factors, "a list of numbers")
+        return RopeSpec(theta, "factors", factors=tuple(map(float, factors)))
     if kind not in ("default", "linear", "llama3", "yarn") or "mrope_section" in scaling:
         raise ModelError(
             f"{source}: rope type {str(kind)[:40]!r} is not supported (supported: default, linear, llama3, yarn)."

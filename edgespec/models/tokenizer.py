@@ -130,8 +130,12 @@ class Tokenizer:
             "size": self.size,
             "fingerprint": self.fingerprint(),
         }
-        write_text(folder / _BACKEND_FILE, self._backend.to_str())
+        self.save_backend(folder)
         write_text(folder / _SETTINGS_FILE, json.dumps(settings))
+
+    def save_backend(self, folder: Path) -> None:
+        """Write tokenizer.json alone, which has no settings."""
+        write_text(folder / _BACKEND_FILE, self._backend.to_str())
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgespec.errors import ConfigError, ModelError
-from edgespec.models.base import ForwardOutput, KVCache
+from edgespec.models.base import ForwardOutput, KVCache, KVPool, Part
+from edgespec.models.batching import one_after_another
 from edgespec.models.rope import rotary_tables
 from edgespec.models.torch_layers import LayerWeights, Step, WeightReader, attention, hidden_keys, mlp, rms_norm
 from edgespec.models.weights import WeightFile
@@ -66,11 +67,11 @@ class TorchCache:
         self._length = length
         return dropped
 
-    def reserve(self, positions: int) -> None:
-        """Make the buffers hold `positions` <= capacity; what they hold is kept."""
-        if positions <= self.allocated:
+    def reserve(self, length: int) -> None:
+        """Make the buffers hold `length` <= capacity positions; what they hold is kept."""
+        if length <= self.allocated:
             return
-        size = min(self._capacity, max(_round_up(positions, GROWTH_STEP), 2 * self.allocated))
+        size = min(self._capacity, max(_round_up(length, GROWTH_STEP), 2 * self.allocated))
         held = self._length
         for name in ("keys", "values"):  # one after the other: the old half is free before the other one grows
             grown = self._buffer(size)
@@ -144,6 +145,15 @@ class TorchDecoder:
         self._check_open()
         return TorchCache(self, capacity, reserve=min(capacity, GROWTH_STEP) if self.device.type == "cpu" else capacity)
 
+    def new_pool(
+        self, nbytes: int, *, sequences: int = 8, context: int | None = None, most_bytes: int | None = None
+    ) -> KVPool:
+        """Memory for several sequences (see `Decoder.new_pool`); each has a cache of its own."""
+        from edgespec.models.torch_pools import new_pool
+
+        context = min(context or self.positions, self.positions)
+        return new_pool(self, self._lock, nbytes, sequences, context, most_bytes)
+
     def forward(
         self, tokens: Sequence[int], cache: KVCache, *, logits: int | None = None, hidden: bool = False
     ) -> ForwardOutput:
@@ -168,6 +178,19 @@ class TorchDecoder:
             output = ForwardOutput(_to_numpy(F.linear(last, self._head)), _to_numpy(states) if hidden else None)
             cache.advance(len(ids))  # last of all: whatever failed before leaves the cache as it was
             return output
+
+    @property
+    def batch_slots(self) -> int:
+        """Sequences that one forward takes."""
+        return 1
+
+    def forward_batch(self, parts: Sequence[Part]) -> list[ForwardOutput]:
+        """One forward after the other (see `Decoder.forward_batch`)."""
+        return one_after_another(self, parts)
+
+    def prepare_batch(self, slots: int) -> int:
+        """There is nothing to prepare."""
+        return 0
 
     def embed(self, ids: Sequence[int]) -> np.ndarray:
         """The input embeddings of `ids`: float32 [n, hidden_size] (see `Decoder.embed`)."""

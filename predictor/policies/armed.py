@@ -10,7 +10,7 @@ import numpy as np
 from predictor.bandits import Exp3, NormalHedge, Ucb1, UcbSpec
 from predictor.costs import CostTable
 from predictor.holding import Holding, View
-from predictor.planner import Candidate, Observation, Plan
+from predictor.planner import Candidate, Forecast, Observation, Plan
 from predictor.policies.base import LOOKUP, Baseline
 
 
@@ -183,13 +183,21 @@ class HedgePolicy(_Drawing):
         return Holding((*keep, *fresh), f"{fresh[0]} was not heard in this text")
 
     def plan(self, candidates: Sequence[Candidate], limit: int) -> Plan:
+        self._draw(candidates)
+        return super().plan(candidates, limit)
+
+    def forecast(self, candidates: Sequence[Candidate], limit: int) -> Forecast:
+        self._draw(candidates)
+        return super().forecast(candidates, limit)
+
+    def _draw(self, candidates: Sequence[Candidate]) -> None:
+        """The draft of the next round."""
         self._finish()
         awake = [arm for arm, name in enumerate(self.drafts) if any(c.name == name and c.level for c in candidates)]
         if awake:
             weights = self._hedge.weights(awake)
             self._weights = dict(zip(awake, weights))
             self._active = self.drafts[awake[int(self._rng.choice(len(awake), p=weights))]]
-        return super().plan(candidates, limit)
 
     def shadows(self, plan: Plan, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         return [c._replace(shadow=max(plan.gamma, 1)) for c in candidates if c.level and self._scored(c, plan)]

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from predictor.acceptance import Acceptance
 from predictor.costs import CostTable
 from predictor.holding import Holding, View
-from predictor.planner import PLAIN, SEEDED_GAMMA, Candidate, FixedPlanner, Observation, Plan, Planner
+from predictor.planner import (
+    NOTHING_TO_DRAFT,
+    PLAIN,
+    SEEDED_GAMMA,
+    Candidate,
+    FixedPlanner,
+    Forecast,
+    Observation,
+    Plan,
+    Planner,
+)
 
+_Own = TypeVar("_Own", bound="Baseline")
 LOOKUP = "ngram"
 LOOKUP_LEVEL = 2  # a suffix of that many tokens matches
+FORESEEN = 8  # tokens of a block that a forecast of a published policy looks ahead
+_PRIOR = 0.5  # acceptance of a draft that was never seen
 
 
 class Policy(Planner, Protocol):
@@ -40,6 +55,13 @@ class Policy(Planner, Protocol):
     def informed(self) -> bool:
         """Whether it knows enough of drafts that do not run: then only the preferred one reads the text."""
 
+    def for_text(self) -> Policy:
+        """A view for one of several texts that are made at the same time, on which `begin` is called next.
+
+        What was learned of drafts, measured seconds and the generator are shared with this policy and its other views;
+        ranking, preference, lock-in and what a policy forgets from text to text anyway are the view's own.
+        """
+
 
 class Baseline:
     """What the published policies share: lookup first, one gamma, a draft chosen at scheduling points only.
@@ -59,6 +81,10 @@ class Baseline:
         self._interval = interval
         self._active: str | None = None
         self._ranking: Mapping[str, float] = {}
+        self._acceptance: dict[tuple[str, int], Acceptance] = {}  # only for `forecast`
+
+    def for_text(self: _Own) -> _Own:
+        return copy.copy(self)
 
     def begin(self) -> None:
         self._ranking = {}
@@ -83,14 +109,28 @@ class Baseline:
 
     def plan(self, candidates: Sequence[Candidate], limit: int) -> Plan:
         gamma = min(self.gamma, limit)
-        if gamma <= 0:
-            return PLAIN
+        chosen = self._chosen(candidates) if gamma > 0 else None
+        return PLAIN if chosen is None else Plan(chosen.name, gamma)
+
+    def forecast(self, candidates: Sequence[Candidate], limit: int) -> Forecast:
+        longest = min(limit, FORESEEN)
+        chosen = self._chosen(candidates) if longest > 0 else None
+        if chosen is None:
+            return NOTHING_TO_DRAFT
+        arm = self._arm(chosen.name, chosen.level)
+        return Forecast(chosen.name, arm.rates()[:longest], arm.offered()[:longest], chosen.behind)
+
+    def _arm(self, name: str, level: int) -> Acceptance:
+        return self._acceptance.setdefault((name, level), Acceptance(_PRIOR, FORESEEN))
+
+    def _chosen(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        """The draft that proposes in this round, whatever gamma is."""
         able = {candidate.name: candidate for candidate in candidates if candidate.level > 0}
         lookup = able.get(LOOKUP)
         if self._lookup and lookup is not None and lookup.level >= LOOKUP_LEVEL:
-            return Plan(LOOKUP, gamma)
+            return lookup
         chosen = self._active if self._active in able else self._stand_in(able)
-        return PLAIN if chosen is None else Plan(chosen, gamma)
+        return None if chosen is None else able[chosen]
 
     def _stand_in(self, able: Mapping[str, Candidate]) -> str | None:
         """The draft that runs while the chosen one is not there; None = a plain step."""
@@ -101,6 +141,9 @@ class Baseline:
 
     def observe(self, observation: Observation) -> None:
         _observe_costs(self.costs, observation)
+        o = observation
+        if o.draft is not None:
+            self._arm(o.draft, o.level).update(o.proposed, o.accepted)
 
     def credit(self, candidate: Candidate, proposed: int, accepted: int, **measured: Any) -> None:
         pass
@@ -108,7 +151,8 @@ class Baseline:
 
 def _observe_costs(costs: CostTable, o: Observation) -> None:
     """Every policy keeps the table of measured seconds current; a block that was read up for is no time of a step."""
-    costs.observe_verify(o.width, o.target_seconds)
+    if o.batch == 1:
+        costs.observe_verify(o.width, o.target_seconds)
     if o.draft is not None and o.drafted and o.caught_up <= _USUAL:
         costs.observe_draft(o.draft, o.draft_seconds / o.drafted)
 

@@ -46,6 +46,20 @@ class _Trust:
         self._odds = min(max(odds, -self._MOST), self._MOST)
 
 
+class _Clock:
+    """Rounds of all texts, and how long one takes."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.round_seconds = 0.0
+
+    def tick(self, seconds: float) -> None:
+        """A round of a text is over."""
+        if 0 < seconds < math.inf:
+            self.rounds += 1
+            self.round_seconds += max(_ROUND, 1 / self.rounds) * (seconds - self.round_seconds)
+
+
 class EdgePolicy(AutoPlanner):
     """`AutoPlanner` over the drafts in memory, gamma 0 included, and the choice of what is in memory.
 
@@ -59,6 +73,9 @@ class EdgePolicy(AutoPlanner):
     its best, one that was not heard in this text yet is brought into the last slot, the one that was away longest
     first: each at most once a text (again when the text turns), one in two scheduling points at most.
 
+    Of several texts at a time each has its own ranking, what it heard and what it wants (`for_text`); the trust in the
+    ranker, the clock and when a draft was here last are common.
+
     `interval` = rounds of the longest load + 1, from measured costs, 2 to 16. `preferred` = the first of what it wants.
     """
 
@@ -70,13 +87,18 @@ class EdgePolicy(AutoPlanner):
         self._ranking: dict[str, float] = {}
         self._trust = _Trust()
         self._wanted: tuple[str, ...] = ()
-        self._round_seconds = 0.0
-        self._rounds = 0
-        self._seen_at = dict.fromkeys(self.drafts, -1)  # the round in which a draft was here last
+        self._clock = _Clock()
+        self._seen_at = dict.fromkeys(self.drafts, -1)  # the round in which a draft was here last; of all texts
         self._heard: set[str] = set()  # in this text
         self._here: frozenset[str] = frozenset()
         self._fallen: set[str] = set()
         self._patience = 0  # scheduling points until another draft may be tried out
+
+    def for_text(self) -> EdgePolicy:
+        own = super().for_text()
+        own._ranking, own._heard, own._fallen = {}, set(), set()
+        own._here, own._wanted = self._here, self._wanted
+        return own
 
     def begin(self) -> None:
         super().begin()
@@ -115,9 +137,7 @@ class EdgePolicy(AutoPlanner):
         seconds = observation.draft_seconds + observation.target_seconds
         with self._lock:
             self._judge_ranker(observation.draft, observation.proposed, observation.accepted)
-            if 0 < seconds < math.inf:
-                self._rounds += 1
-                self._round_seconds += max(_ROUND, 1 / self._rounds) * (seconds - self._round_seconds)
+            self._clock.tick(seconds)
 
     def credit(self, candidate: Candidate, proposed: int, accepted: int, **measured: Any) -> None:
         super().credit(candidate, proposed, accepted, **measured)
@@ -125,7 +145,7 @@ class EdgePolicy(AutoPlanner):
             self._judge_ranker(candidate.name, proposed, accepted)
 
     def interval(self) -> int:
-        seconds = self._round_seconds or self.costs.verify(2)
+        seconds = self._clock.round_seconds or self.costs.verify(2)
         longest = max((self.costs.load(name) for name in self.drafts), default=0.0)
         return min(max(math.ceil(longest / seconds) + SLACK, SHORTEST), LONGEST)
 
@@ -137,7 +157,7 @@ class EdgePolicy(AutoPlanner):
             self._arrived(view)
             prospects = {name: self._prospect(name) for name in view.drafts}
             plain = 1 / self.costs.verify(1)
-            holding = choose_holding(view, prospects, plain, self._round_seconds or self.costs.verify(2))
+            holding = choose_holding(view, prospects, plain, self._clock.round_seconds or self.costs.verify(2))
             if holding is not None and not self._informed:
                 holding = self._try_out(view, prospects, holding, plain)
             self._wanted = () if holding is None else holding.wanted[: view.capacity]
@@ -153,7 +173,7 @@ class EdgePolicy(AutoPlanner):
         self._fallen = fallen
         self._heard |= view.resident
         for name in view.resident & self._seen_at.keys():
-            self._seen_at[name] = self._rounds
+            self._seen_at[name] = self._clock.rounds
 
     def _prospect(self, name: str) -> Prospect:
         _, speed = self._value(Candidate(name, 1), self.gamma_max)
@@ -172,7 +192,7 @@ class EdgePolicy(AutoPlanner):
         unheard = [name for name in view.drafts if name not in self._heard | view.failed]
         away = [name for name in unheard if self._at_best(name) > speed]
         load = self.costs.load(away[0]) if away else 0.0
-        if not away or view.rounds_left * self._round_seconds < 8 * load:
+        if not away or view.rounds_left * self._clock.round_seconds < 8 * load:
             return holding
         fresh = min(away, key=lambda name: self._seen_at[name])
         self._patience = 2

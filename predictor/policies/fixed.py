@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from predictor.costs import CostTable
 from predictor.holding import Holding, View
-from predictor.planner import PLAIN, Candidate, Plan
+from predictor.planner import NOTHING_TO_DRAFT, PLAIN, Candidate, Forecast, Plan
 from predictor.policies.base import Baseline
 
 
@@ -21,6 +21,9 @@ class PlainPolicy(Baseline):
 
     def plan(self, candidates: Sequence[Candidate], limit: int) -> Plan:
         return PLAIN
+
+    def forecast(self, candidates: Sequence[Candidate], limit: int) -> Forecast:
+        return NOTHING_TO_DRAFT
 
     def hold(self, view: View) -> Holding | None:
         return Holding((), "plain decoding holds no draft") if view.round == 0 else None

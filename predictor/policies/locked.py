@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from predictor.holding import Holding, View
-from predictor.planner import Candidate, Observation, Plan, Planner
+from predictor.planner import Candidate, Forecast, Observation, Plan, Planner
 from predictor.policies.base import Policy
 
 
 class LockedPolicy:
     """Another policy, one call at a time. (`EdgePolicy` locks itself, and for shorter.)"""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, lock: threading.RLock | None = None) -> None:
         self._policy = policy
-        self._lock = threading.RLock()
+        self._lock = lock or threading.RLock()
         self.name = policy.name
         self.costs = policy.costs
 
@@ -26,6 +26,10 @@ class LockedPolicy:
 
     def seeded(self) -> Planner:
         return self._policy.seeded()
+
+    def for_text(self) -> LockedPolicy:
+        with self._lock:  # one for all: they share what they learn
+            return LockedPolicy(self._policy.for_text(), self._lock)
 
     def begin(self) -> None:
         with self._lock:
@@ -52,6 +56,10 @@ class LockedPolicy:
     def plan(self, candidates: Sequence[Candidate], limit: int) -> Plan:
         with self._lock:
             return self._policy.plan(candidates, limit)
+
+    def forecast(self, candidates: Sequence[Candidate], limit: int) -> Forecast:
+        with self._lock:
+            return self._policy.forecast(candidates, limit)
 
     def shadows(self, plan: Plan, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         with self._lock:

@@ -98,6 +98,27 @@ FLAGS: list[tuple[list[str], str, str, Any]] = [
 ]
 
 
+# What only commands that serve several requests at once know, or show: flags, setting, value.
+SERVING: dict[str, tuple[list[str], Any]] = {
+    "max_sessions": (["--max-sessions", "3"], 3),
+    "max_queue": (["--max-queue", "9"], 9),
+    "kv_memory": (["--kv-memory", "1MiB"], 1 << 20),
+    "load_policy": (["--load-policy", "none"], "none"),
+    "elastic": (["--no-elastic"], False),
+}
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_b161_flags_about_several_requests_change_what_they_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags, value = SERVING[name]
+    shown = []
+    for words in ([], flags):
+        assert main(["config", "--json", *words]) == 0
+        shown.append({key: row["value"] for key, row in json.loads(capsys.readouterr().out).items()})
+    assert shown[1][name] == value
+    assert {key for key in shown[0] if shown[0][key] != shown[1][key]} == {name}
+
+
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
     FakeEngine.reset()
@@ -182,7 +203,7 @@ def test_b161_no_flag_is_left_out_of_the_table() -> None:
     assert {name for _, where, name, _ in FLAGS if where == "params"} == set(SamplingParams.__dataclass_fields__)
     assert {row.key for row in RuntimeConfig().describe()} - {
         name for _, where, name, _ in FLAGS if where == "engine"
-    } == {"home", "policy_memory"}
+    } == {"home", "policy_memory", *SERVING}
 
 
 @pytest.mark.parametrize("name", ["chat", "demo", "doctor", "config"])

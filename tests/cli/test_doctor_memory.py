@@ -186,7 +186,8 @@ def test_nothing_is_loaded_for_it(model: Path, tmp_path: Path, monkeypatch: pyte
         raise AssertionError("weights are read")
 
     drafts = write_draft(tmp_path / "code", model), write_standalone(tmp_path / "big", model, **SHAPE)
-    for owner, name in ((loading, "build_decoder"), (HeadFile, "read"), (WeightFile, "read"), (WeightFile, "blocks")):
+    refusing = ((loading, "build_decoder"), (HeadFile, "read"), (WeightFile, "read"), (WeightFile, "quantised"))
+    for owner, name in refusing:
         monkeypatch.setattr(owner, name, refused)
     report = doctor_memory.plan_of(settings(model, *drafts))
     assert report is not None

@@ -177,7 +177,9 @@ def test_a_cancelled_prefill_and_a_closed_session() -> None:
 @pytest.mark.skipif(sys.gettrace() is not None, reason="needs the trace hook for itself")
 @pytest.mark.parametrize("part", range(4))
 def test_ctrl_c_at_any_line_leaves_the_states_right(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Trip, "FILES", ("decoding/session.py", "decoding/round.py", "drafts/states.py"))
+    monkeypatch.setattr(
+        _Trip, "FILES", ("decoding/session.py", "decoding/round.py", "decoding/drafting.py", "drafts/states.py")
+    )
 
     def turn(at: int) -> int:
         draft = reader(window=2)

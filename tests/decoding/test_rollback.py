@@ -80,6 +80,7 @@ class _Trip:
     FILES = (
         "decoding/session.py",
         "decoding/round.py",
+        "decoding/drafting.py",
         "decoding/stopping.py",
         "drafts/ngram.py",
         "drafts/standalone.py",

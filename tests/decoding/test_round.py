@@ -12,7 +12,8 @@ import pytest
 from drafts import NgramDraft
 from drafts.base import Proposal
 from edgespec.decoding.params import SamplingParams
-from edgespec.decoding.round import Generation, clean
+from edgespec.decoding.drafting import clean
+from edgespec.decoding.round import Generation
 from edgespec.decoding.sampling import LogitsPipeline
 from edgespec.errors import ModelError, ParameterError
 from edgespec.telemetry.trace import Tracer

@@ -62,7 +62,7 @@ def test_prompt_forms_agree(engine):
     assert engine.generate("hi", GREEDY, raw=True).prompt_tokens == 2
 
 
-@pytest.mark.parametrize("prompt", ["", [], None, [[1]], [{"role": "user"}], ["text"], 5, [288], [-1], [1.5]])
+@pytest.mark.parametrize("prompt", ["", [], None, [1, [1]], [{"role": "user"}], [1, "text"], 5, [288], [-1], [1.5]])
 def test_bad_prompts_are_refused_and_the_engine_goes_on(engine, prompt):
     """B094, B170: an error before any model work."""
     with pytest.raises(PromptError):

@@ -204,7 +204,7 @@ def test_shadows_of_heads_are_made_and_paid_for(target, trained):
         params = SamplingParams(max_new_tokens=100, ignore_eos=True)
         result = engine.generate(QUESTION, params)
         assert result.token_ids == plain(engine, QUESTION, params)
-        tried = {name: engine._held.policy._arm(name, 1)._slow[0][1] for name in ("code", "general", "math")}
+        tried = {name: engine._held.policy._arm(name, 1)._long.tried[0][1] for name in ("code", "general", "math")}
         assert all(tries >= 1 for tries in tried.values())
 
 

@@ -175,7 +175,7 @@ def test_k_quant_tensors_are_read(tmp_path: Path, kind: str) -> None:
         assert weights.kind("lm_head.weight") == kind
         expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
         np.testing.assert_array_equal(weights.read("lm_head.weight"), expected)
-        assert weights.blocks("lm_head.weight") is None
+        assert weights.quantised("lm_head.weight") is None
 
 
 # Damage

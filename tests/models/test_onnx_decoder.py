@@ -68,7 +68,7 @@ def test_a_single_row_computed_alone_would_differ(files, monkeypatch):
     """Why the decoder adds a row: without it the check above fails (float32: other kernels for one row)."""
     if "avx512_vnni" not in cpu_flags():
         pytest.skip("the kernels of this processor were not looked at")
-    import edgespec.models.onnx_decoder as module
+    import edgespec.models.onnx_binding as module
 
     monkeypatch.setattr(module, "max", lambda *numbers: numbers[0] if numbers[-1] == 2 else max(numbers), raising=False)
     with open_weights(files["F32"]) as weights:

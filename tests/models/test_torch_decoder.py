@@ -16,6 +16,7 @@ import torch
 
 from edgespec.errors import ConfigError, ModelError
 from edgespec.models import torch_decoder, torch_layers
+from edgespec.models.base import Part
 from edgespec.models.build import build_decoder
 from edgespec.models.torch_decoder import GROWTH_STEP, TorchCache, TorchDecoder
 from edgespec.models.weights import open_weights
@@ -270,3 +271,25 @@ def test_without_torch_the_message_says_so(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "torch", None)
     with open_weights(folder) as weights, pytest.raises(ConfigError, match="torch"):
         build_decoder(weights, device="torch")
+
+
+def test_a_batch_runs_one_after_the_other(decoder: TorchDecoder) -> None:
+    assert (decoder.batch_slots, decoder.prepare_batch(8)) == (1, 0)
+    caches, alone = [decoder.new_cache() for _ in range(3)], [decoder.new_cache() for _ in range(3)]
+    for widths in ((5, 1, 9), (1, 2, 1)):
+        parts = [Part(TOKENS[:width], cache, 1, True) for width, cache in zip(widths, caches)]
+        for part, output, cache in zip(parts, decoder.forward_batch(parts), alone):
+            expected = decoder.forward(part.tokens, cache, logits=1, hidden=True)
+            np.testing.assert_array_equal(output.logits, expected.logits)
+            np.testing.assert_array_equal(output.hidden, expected.hidden)
+    assert [cache.length for cache in caches] == [6, 3, 10]
+
+
+def test_a_batch_that_fails_half_way_leaves_every_cache_as_it_was(decoder: TorchDecoder) -> None:
+    caches = [decoder.new_cache() for _ in range(2)]
+    decoder.forward_batch([Part([1, 2, 3], cache) for cache in caches])
+    with pytest.raises(ValueError):
+        decoder.forward_batch([Part([4], caches[0]), Part([288], caches[1])])
+    with pytest.raises(ValueError, match="only once"):
+        decoder.forward_batch([Part([4], caches[0]), Part([4], caches[0])])
+    assert [cache.length for cache in caches] == [3, 3]

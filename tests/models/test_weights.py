@@ -16,7 +16,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from edgespec.errors import ModelError
-from edgespec.models.weights import QuantBlocks, WeightFile, open_weights
+from edgespec.models.quantised import Layout
+from edgespec.models.weights import WeightFile, open_weights
 from tests.support.tiny import tiny_config, tiny_tensors, write_tiny
 from tests.support.tiny_gguf import gguf_name, write_tiny_gguf
 
@@ -26,39 +27,36 @@ def _read_all(weights: WeightFile) -> None:
         weights.read(name)
 
 
-def rebuilt(blocks: QuantBlocks) -> np.ndarray:
-    weights = blocks.scale[..., None] * (blocks.q.astype(np.float32) - np.float32(blocks.zero))
-    if blocks.minimum is not None:
-        weights = weights + blocks.minimum[..., None]
-    return weights.reshape(len(weights), -1)
-
-
-@pytest.mark.parametrize(("quant", "bits", "zero"), [("Q4_0", 4, 8), ("Q4_1", 4, 0), ("Q8_0", 8, 128)])
+@pytest.mark.parametrize(
+    ("quant", "layout"),
+    [("Q4_0", Layout(4, 32, "symmetric")), ("Q4_1", Layout(4, 32, "shift")), ("Q8_0", Layout(8, 32, "symmetric"))],
+)
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_blocks_mean_the_weights(tmp_path: Path, quant: str, bits: int, zero: int, architecture: str) -> None:
+def test_blocks_mean_the_weights(tmp_path: Path, quant: str, layout: Layout, architecture: str) -> None:
     with open_weights(write_tiny_gguf(tmp_path / "m.gguf", architecture, quant=quant)) as weights:
         for name in weights.names():
-            blocks = weights.blocks(name)
+            made = weights.quantised(name)
             if len(weights.shape(name)) == 1:
-                assert blocks is None
+                assert made is None
+                assert weights.layout(name) is None
                 continue
-            assert blocks is not None
+            assert made is not None
             rows, columns = weights.shape(name)
-            assert (blocks.bits, blocks.zero) == (bits, zero)
-            assert blocks.q.dtype == np.uint8
-            assert blocks.q.shape == (rows, columns // 32, 32)
-            assert blocks.scale.dtype == np.float32
-            assert blocks.scale.shape == (rows, columns // 32)
-            assert (blocks.minimum is None) == (quant != "Q4_1")
-            assert all(a.flags.c_contiguous for a in (blocks.q, blocks.scale))
-            assert blocks.q.max() < 2**bits
-            np.testing.assert_array_equal(rebuilt(blocks), weights.read(name))
+            assert weights.layout(name) == made.layout == layout
+            assert made.shape == (rows, columns)
+            assert made.scale.dtype == np.float16
+            assert made.scale.shape == (rows, columns // 32)
+            assert made.q.shape == (rows, columns * layout.bits // 8)
+            assert all(array.flags.c_contiguous for array in made.fields.values())
+            assert made.nbytes == layout.nbytes((rows, columns))
+            np.testing.assert_array_equal(made.dequantise(), weights.read(name))
 
 
 def test_blocks_of_other_kinds_are_none(tmp_path: Path) -> None:
     for quant in ("F32", "F16", "Q5_0", "Q5_1"):
         with open_weights(write_tiny_gguf(tmp_path / f"{quant}.gguf", quant=quant)) as weights:
-            assert all(weights.blocks(name) is None for name in weights.names())
+            assert all(weights.quantised(name) is None for name in weights.names())
+            assert all(not list(weights.quantised_pieces(name, 64)) for name in weights.names())
 
 
 def test_llama_rows_are_unpermuted_before_and_after_quantisation(tmp_path: Path) -> None:
@@ -70,9 +68,9 @@ def test_llama_rows_are_unpermuted_before_and_after_quantisation(tmp_path: Path)
             raw = gguf.quants.quantize(tensors[name], gguf.GGMLQuantizationType.Q4_1)
             expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.Q4_1)
             np.testing.assert_array_equal(weights.read(name), expected)
-            blocks = weights.blocks(name)
-            assert blocks is not None
-            np.testing.assert_array_equal(rebuilt(blocks), expected)
+            own = weights.quantised(name)
+            assert own is not None
+            np.testing.assert_array_equal(own.dequantise(), expected)
 
 
 def test_llama_biases_are_unpermuted_too(tmp_path: Path) -> None:
@@ -209,12 +207,12 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, value: float) ->
 def test_damaged_scales_are_refused(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", quant="Q8_0")
     with open_weights(path) as weights:
-        entry = weights._tensors["model.layers.0.mlp.gate_proj.weight"]
+        (entry,) = weights._tensors["model.layers.0.mlp.gate_proj.weight"].parts
     data = bytearray(path.read_bytes())
     data[entry.offset : entry.offset + 2] = np.float16(np.inf).tobytes()
     path.write_bytes(data)
     with open_weights(path) as weights:
-        for use in (weights.read, weights.blocks):
+        for use in (weights.read, weights.quantised):
             with pytest.raises(ModelError, match=r"blk.0.ffn_gate.weight holds NaN or infinity"):
                 use("model.layers.0.mlp.gate_proj.weight")
 
@@ -350,7 +348,7 @@ def test_fingerprint_sees_both_ends_of_every_tensor(tmp_path: Path) -> None:
     data = path.read_bytes()
     before = fingerprint(path)
     with open_weights(path) as weights:
-        entry = weights._tensors["model.layers.0.mlp.up_proj.weight"]
+        (entry,) = weights._tensors["model.layers.0.mlp.up_proj.weight"].parts
     assert entry.nbytes > 2 * 65536
     assert entry.name == gguf_name("model.layers.0.mlp.up_proj.weight")
     for place in (

@@ -18,7 +18,8 @@ from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation
 from edgespec.decoding.session import Session
 from edgespec.errors import ModelError
-from edgespec.models.base import ForwardOutput
+from edgespec.models.base import ForwardOutput, Part
+from edgespec.models.batching import one_after_another
 from edgespec.models.spec import ModelSpec, RopeSpec
 from edgespec.results import GenerationResult
 from predictor.planner import Candidate, FixedPlanner, Observation, Plan, Planner
@@ -77,6 +78,7 @@ class ToyDecoder:
 
     weight_format = "float32"
     nbytes = 1000
+    batch_slots = 1
 
     def __init__(
         self,
@@ -130,6 +132,10 @@ class ToyDecoder:
             cache.handed_out.append(states)
         self.after()
         return ForwardOutput(out, states)
+
+    def forward_batch(self, parts: Sequence[Part]) -> list[ForwardOutput]:
+        assert self.batch_slots == 1 or len(parts) <= self.batch_slots
+        return one_after_another(self, parts)  # type: ignore[arg-type]
 
     def hidden_states(self, tokens: Sequence[int]) -> np.ndarray:
         """What `forward` must give for a whole text: float32 [len(tokens), hidden_size]."""

@@ -8,80 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.bench.peers.base import Recorder
 from edgespec.errors import ConfigError, DraftError, ModelError
+from edgespec.models.spec_writer import config_of
 
 if TYPE_CHECKING:
-    from edgespec.models.spec import ModelSpec, RopeSpec
-
-CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+    from edgespec.models.spec import ModelSpec
 
 
 def hf_config(spec: ModelSpec) -> dict[str, Any]:
     """config.json (transformers 5) of a model with this spec. Raises ModelError for what its class cannot express."""
-    config: dict[str, Any] = {
-        "architectures": [CLASSES[spec.architecture]],
-        "model_type": spec.architecture,
-        "vocab_size": spec.vocab_size,
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": spec.max_positions,
-        "rms_norm_eps": spec.rms_norm_eps,
-        "rope_parameters": _rope(spec.rope),
-        "tie_word_embeddings": spec.tie_embeddings,
-        "bos_token_id": spec.bos_token_id,
-        "eos_token_id": list(spec.eos_token_ids) or None,
-        "dtype": "float32",
-    }
-    if spec.architecture == "qwen2":
-        ordinary = spec.qkv_bias and not spec.output_bias
-    elif spec.architecture == "mistral":
-        ordinary = not spec.qkv_bias and not spec.output_bias
-    else:
-        ordinary = spec.qkv_bias == spec.output_bias
-        config["attention_bias"] = spec.qkv_bias
-    if spec.architecture == "llama":
-        config["mlp_bias"] = spec.mlp_bias
-    if not ordinary or (spec.mlp_bias and spec.architecture != "llama"):
-        raise ModelError(
-            f"transformers' {CLASSES[spec.architecture]} has no place for this model's biases; leave this peer out."
-        )
-    config.update(_windows(spec))
-    return config
-
-
-def _rope(rope: RopeSpec) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
-    names = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
-    yarn = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate")
-    for name in yarn if rope.kind == "yarn" else names.get(rope.kind, ()):
-        value = getattr(rope, name)
-        if value is not None:
-            parameters[name] = value
-    if rope.kind in ("llama3", "yarn") and rope.original_max_positions is not None:
-        parameters["original_max_position_embeddings"] = rope.original_max_positions
-    return parameters
-
-
-def _windows(spec: ModelSpec) -> dict[str, Any]:
-    sizes = {window for window in spec.windows if window is not None}
-    if not sizes:
-        return {"sliding_window": None} if spec.architecture == "mistral" else {}
-    everywhere = all(window is not None for window in spec.windows)
-    if len(sizes) == 1 and spec.architecture == "mistral" and everywhere:
-        return {"sliding_window": sizes.pop()}
-    if len(sizes) == 1 and spec.architecture in ("qwen2", "qwen3"):
-        layers = ["full_attention" if window is None else "sliding_attention" for window in spec.windows]
-        return {"use_sliding_window": True, "sliding_window": sizes.pop(), "layer_types": layers}
-    raise ModelError("transformers cannot express this model's sliding windows; leave this peer out.")
+    try:
+        if spec.rope.kind == "factors":
+            raise ModelError("transformers has no rotary embedding that is scaled by a table.")
+        return {**config_of(spec), "dtype": "float32"}
+    except ModelError as error:
+        raise ModelError(f"{str(error).rstrip('.')}; leave this peer out.") from error
 
 
 def build_model(path: Path) -> Any:

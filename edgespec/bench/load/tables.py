@@ -1,0 +1,170 @@
+"""A run's figures as tables, once for the terminal, Markdown and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edgespec.bench.reporting.tables import UNKNOWN, Table
+
+Row = Mapping[str, Any]
+SIMULATED = "Simulated: no clock measured this."
+
+
+def all_tables(document: Row) -> list[Table]:
+    """Every table of a document, those without rows left out."""
+    note = SIMULATED if document["simulated"] else ""
+    found = [verdicts(document["verdicts"], note), throughput(document, note)]
+    found += [latencies(document, note), goodput(document, note), loop(document, note)]
+    found += [texts(document["texts"]), differences(document["texts"]), validation(document["validation"])]
+    return [table for table in found if table.rows]
+
+
+def short(document: Row) -> list[Table]:
+    """Those that a terminal shows: the report has the others."""
+    note = SIMULATED if document["simulated"] else ""
+    found = [throughput(document, note), verdicts(document["verdicts"], note)]
+    found += [texts(document["texts"]), validation(document["validation"])]
+    return [table for table in found if table.rows]
+
+
+def verdicts(rows: Sequence[Row], note: str = "") -> Table:
+    """Each planner beside no speculation, and beside the best fixed gamma."""
+    cells = []
+    for row in rows:
+        worst = row["worst"]
+        cells.append(
+            [
+                row["arm"], ratio(row["to_none"]), interval(row["to_none"]), row["best_fixed"] or UNKNOWN,
+                ratio(row["to_fixed"]), interval(row["to_fixed"]),
+                UNKNOWN if worst is None else f"{worst['value']:.3f} at {worst['rate']:g}/s",
+            ]
+        )  # fmt: skip
+    text = "Throughput, mean over rates. The best fixed gamma is one for all rates, known only afterwards; the worst "
+    text += "rate is beside the better of it and none there."
+    columns = ["planner", "x none", "95%", "best fixed", "x best fixed", "95%", "worst rate"]
+    return Table("Planners beside no speculation and the best fixed gamma", columns, cells, f"{text} {note}".strip())
+
+
+def throughput(document: Row, note: str = "") -> Table:
+    """One row a rate: tokens a second of every arm, and times none."""
+    cells = []
+    for rate in document["rates"]:
+        row = [f"{rate:g}"]
+        for arm in document["arms"]:
+            entry = place(document, rate, arm)
+            text = UNKNOWN if entry is None else number(entry["throughput"]["value"], 1)
+            compared = document["to_none"]
+            if compared is not None and arm in compared["arms"] and arm != compared["reference"]:
+                text += f" ({ratio(compared['arms'][arm]['by_rate'][f'{rate:g}'])})"
+            row.append(text)
+        cells.append(row)
+    text = "Medians over repeats of tokens per loaded second; in parentheses: times none on the same arrivals."
+    return Table("Throughput by requests a second", ["rate", *document["arms"]], cells, f"{text} {note}".strip())
+
+
+def latencies(document: Row, note: str = "") -> Table:
+    """One row a rate and arm."""
+    cells = []
+    for entry in document["table"]:
+        row = [f"{entry['rate']:g}", entry["arm"]]
+        for name, digits in (("ttft", 2), ("tpot", 3), ("latency", 2)):
+            row += [number(entry[name][key]["value"], digits) for key in ("p50", "p95", "p99")]
+        mean = number(entry["ttft"]["mean"]["value"], 2)
+        cells.append([*row, f"≥ {mean}" if entry["ttft"]["at_least"] else mean])
+    heads = [f"{name} {key}" for name in ("TTFT", "TPOT", "latency") for key in ("p50", "p95", "p99")]
+    text = "Seconds, medians over repeats."
+    return Table("Latencies", ["rate", "planner", *heads, "TTFT mean"], cells, f"{text} {note}".strip())
+
+
+def goodput(document: Row, note: str = "") -> Table:
+    """What kept the deadline, and what became of all requests."""
+    cells = []
+    for entry in document["table"]:
+        counts = entry["requests"]
+        cells.append(
+            [
+                f"{entry['rate']:g}", entry["arm"], percent(entry["goodput_share"]["value"]),
+                number(entry["goodput"]["value"], 2),
+                *(str(counts[kind]) for kind in ("asked", "finished", "unfinished", "refused", "failed")),
+            ]
+        )  # fmt: skip
+    limit = document["deadline"]
+    text = f"Deadline: first token within {limit['ttft_s']:g} s, {limit['tpot_s']:g} s for each token after it. "
+    text += "Requests are those of all repeats."
+    columns = ["rate", "planner", "in time", "in time/s", "asked", "finished", "unfinished", "refused", "failed"]
+    return Table("Goodput", columns, cells, f"{text} {note}".strip())
+
+
+def loop(document: Row, note: str = "") -> Table:
+    """What the loop did at each place."""
+    cells = []
+    for entry in document["table"]:
+        values = {name: entry[f"mean_{name}"]["value"] for name in ("sequences", "queued", "gamma", "resident")}
+        cells.append(
+            [
+                f"{entry['rate']:g}", entry["arm"], number(values["sequences"], 2), number(values["queued"], 2),
+                number(values["gamma"], 2), percent(entry["mean_acceptance"]["value"]),
+                percent(entry["least_kv_free"]["value"]), number(values["resident"], 1), str(entry["elastic_events"]),
+            ]
+        )  # fmt: skip
+    columns = ["rate", "planner", "running", "queued", "gamma", "accepted", "least KV free", "drafts", "elastic events"]
+    text = "Means over the time of batches."
+    return Table("The loop", columns, cells, f"{text} {note}".strip())
+
+
+def texts(found: Row | None) -> Table:
+    """Whether every text is what the target writes alone."""
+    columns = ["compared", "equal", "near ties", "faults"]
+    if found is None:
+        return Table("Texts", columns, [])
+    cells = [[str(found[key]) for key in ("compared", "equal", "near_ties", "faults")]]
+    text = f"{found['alone']} different requests were made again alone, without drafts; others are compared between "
+    text += "planners. A fault is a difference that is no near tie."
+    return Table("Texts beside those of the target alone", columns, cells, text)
+
+
+def differences(found: Row | None) -> Table:
+    """Each difference, as far as they are listed."""
+    cells = []
+    for each in found["differences"] if found else ():
+        kind = "near tie" if each["near_tie"] else "fault"
+        where = [f"{each['rate']:g}", str(each["repeat"] + 1), str(each["number"]), each["prompt"]]
+        cells.append([each["arm"], *where, str(each["position"]), kind, number(each["gap"], 4)])
+    columns = ["planner", "rate", "repeat", "request", "prompt", "token", "kind", "gap"]
+    return Table("Differences", columns, cells, long=True)
+
+
+def validation(found: Row | None) -> Table:
+    """Simulated beside measured throughput."""
+    columns = ["rate", "planner", "measured", "simulated", "difference"]
+    if found is None:
+        return Table("Simulated against measured", columns, [])
+    cells = [
+        [f"{r['rate']:g}", r["arm"], number(r["measured"], 1), number(r["simulated"], 1), f"{r['error']:+.1%}"]
+        for r in found["rows"]
+    ]
+    text = f"Tokens per loaded second. {found['agree']} of {len(found['rows'])} agree within {found['within']:.0%}; "
+    text += f"mean difference {found['mean_error']:+.1%}."
+    return Table("Simulated against measured", columns, cells, text)
+
+
+def place(document: Row, rate: float, arm: str) -> Row | None:
+    """The entry of one rate and arm."""
+    return next((e for e in document["table"] if e["rate"] == rate and e["arm"] == arm), None)
+
+
+def number(value: float | None, digits: int) -> str:
+    return UNKNOWN if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0%}"
+
+
+def ratio(found: Row | None) -> str:
+    return UNKNOWN if found is None or found["value"] is None else f"{found['value']:.3f}"
+
+
+def interval(found: Row | None) -> str:
+    return UNKNOWN if found is None or found["low"] is None else f"{found['low']:.3f}-{found['high']:.3f}"

@@ -1,0 +1,78 @@
+"""What passes between the halves of a round, before and after the target's forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from drafts.base import Proposal
+from edgespec.decoding.counts import Stamps
+from edgespec.decoding.drafting import Shadow
+from edgespec.telemetry.trace import NullTracer, Tracer
+from predictor.planner import PLAIN, Candidate, Observation, Plan
+
+
+class Looked(NamedTuple):
+    """What a round found when it began: the drafts that may run, None if there is nothing to plan.
+
+    begin, read: when the round began and when drafts had read up, as `perf_counter_ns()`.
+    """
+
+    candidates: Sequence[Candidate] | None
+    begin: int
+    read: int
+
+
+class Prepared(NamedTuple):
+    """A round before its forward: what was planned and guessed. unread: tokens that the draft had not seen before.
+
+    preferred: the draft that was wanted most when the plan was made. Times as `perf_counter_ns()`.
+    """
+
+    looked: Looked
+    plan: Plan
+    level: int
+    proposal: Proposal
+    shadows: list[Shadow]
+    unread: int
+    preferred: str | None
+    asked: int
+    planned: int
+    drafted: int
+
+
+class Shared(NamedTuple):
+    """A forward that several requests shared: its begin and end, as `perf_counter_ns()`, and how many they were."""
+
+    begin: int
+    end: int
+    sequences: int
+
+
+class Seen(NamedTuple):
+    """What a round showed, and the tokens that it added."""
+
+    observation: Observation
+    emitted: list[int]
+
+
+def clipped(plan: Plan, candidates: Sequence[Candidate], limit: int) -> tuple[Plan, int]:
+    """The plan as far as it can be carried out, and the level of its draft."""
+    gamma = min(plan.gamma, limit)
+    if plan.draft is not None and gamma > 0:
+        for candidate in candidates:
+            if candidate.name == plan.draft:
+                return Plan(plan.draft, gamma, plan.floor), candidate.level
+    return PLAIN, 0
+
+
+def trace_round(tracer: Tracer | NullTracer, plan: Plan, draft: str | None, seen: Observation, at: Stamps) -> None:
+    """The parts of a round, as events of a trace."""
+    event = tracer.event
+    event("round", at.begin, at.end, draft=draft, gamma=plan.gamma, accepted=seen.accepted)
+    event("plan", at.asked, at.planned)
+    event("draft", at.planned, at.drafted, draft=plan.draft, tokens=seen.drafted)
+    event("verify", at.sent, at.verified, width=seen.width)
+    event("accept", at.taken, at.accepted)
+    event("commit", at.accepted, at.committed)
+    event("learn", at.committed, at.end)

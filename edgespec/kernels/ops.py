@@ -1,0 +1,211 @@
+"""The operations that decoders are made of: a Triton kernel where it can run, else the torch reference.
+
+Nothing here looks at a tensor's values on the host. Launches depend on shapes alone, and positions, lengths and counts
+stay in device tensors, so a captured CUDA graph serves every length. What each operation computes, with shapes, stands
+in `edgespec.kernels.reference`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from edgespec.kernels import reference
+from edgespec.kernels.weights import QuantisedTorch
+
+Choice = Literal["auto", "triton", "torch"]
+Weight = QuantisedTorch | Tensor
+_log = logging.getLogger(__name__)
+_choice: Choice = "auto"
+
+
+def use(choice: Choice) -> Choice:
+    """Which side computes from now on, in this process; returns what was in force.
+
+    "auto": Triton if it is installed and works on the tensors' device, which is a CUDA device (or any under
+    TRITON_INTERPRET=1), else torch. ValueError for another word.
+    """
+    global _choice
+    if choice not in ("auto", "triton", "torch"):
+        raise ValueError(f'kernels are "auto", "triton" or "torch", not {choice!r}')
+    before, _choice = _choice, choice
+    return before
+
+
+def backend(device: torch.device) -> Literal["triton", "torch"]:
+    """What runs on `device` now."""
+    if _choice != "auto":
+        return _choice
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "torch"
+    return "triton" if _works(device) else "torch"
+
+
+@cache
+def _works(device: torch.device) -> bool:
+    """Whether a small kernel runs; without one (no Triton, C compiler or ptxas for the device) a single warning."""
+    if find_spec("triton") is None:
+        if device.type == "cuda":
+            _log.warning("Triton is not installed; kernels run in plain torch, which is slower.")
+        return False
+    try:
+        if _probe(device):
+            return True
+        cause = "a small product is wrong"
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    _log.warning("Triton does not work on %s (%s); kernels run in plain torch, which is slower.", device, cause)
+    return False
+
+
+def _probe(device: torch.device) -> bool:
+    """Whether small products with all numbers that 4 and 8 bits hold come out right."""
+    from edgespec.kernels.linear import linear as kernel
+
+    x = (torch.arange(256, device=device) % 7 - 3).half()[None]
+    q = torch.arange(256, device=device).to(torch.uint8)[None].contiguous()
+    scale = torch.full((1, 8), 0.25, dtype=torch.float16, device=device)
+    for weight in (
+        QuantisedTorch(4, 32, q[:, 48:176].contiguous(), scale[:, :8]),
+        QuantisedTorch(8, 32, q.view(torch.int8), scale),
+    ):
+        exact = reference.linear(x.float(), weight)
+        for same_bits in (True, False):
+            if not torch.allclose(kernel(x, weight, same_bits=same_bits).float(), exact, rtol=1e-2, atol=0.5):
+                return False
+    return True
+
+
+def linear(
+    x: Tensor,
+    weight: Weight,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    same_bits: bool = True,
+) -> Tensor:
+    """x [M, K] times weight [N, K] transposed, plus bias [N], plus residual [M, N]: [M, N].
+
+    same_bits: each row's result has the same bits for every M from 1 to 16, so that a target judges a guess as it would
+    choose a token alone. Without it a single row may take a faster way, as a draft's steps do.
+    """
+    _check_product(x, weight)
+    if backend(x.device) == "torch" or (not same_bits and isinstance(weight, Tensor)):
+        return reference.linear(x, weight, bias=bias, residual=residual)
+    from edgespec.kernels.linear import linear as kernel
+
+    return kernel(x, weight, bias=bias, residual=residual, same_bits=same_bits)
+
+
+def gated_linear(x: Tensor, gate_up: Weight, *, bias: Tensor | None = None, same_bits: bool = True) -> Tensor:
+    """silu(x gate^T) * (x up^T): [M, N] for gate_up [2 N, K], the gate's rows first. same_bits: see `linear`."""
+    _check_product(x, gate_up)
+    if gate_up.shape[0] % 2:
+        raise ValueError(f"gate and up together have an even number of rows, not {gate_up.shape[0]}")
+    if backend(x.device) == "torch" or (not same_bits and isinstance(gate_up, Tensor)):
+        return reference.gated_linear(x, gate_up, bias=bias)
+    from edgespec.kernels.linear import linear as kernel
+
+    return kernel(x, gate_up, bias=bias, gated=True, same_bits=same_bits)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(normed, summed): summed = x + residual [M, H], normed = its root-mean-square norm times weight [H]."""
+    return _home("norm", reference, x.device).rms_norm(x, weight, eps, residual)  # type: ignore[no-any-return]
+
+
+def rotary_and_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    heads: int,
+    kv_heads: int,
+    *,
+    norms: tuple[Tensor, Tensor, float] | None = None,
+) -> Tensor:
+    """Rotated q [M, heads, d]; rotated keys, and values, are written into the buffers at `positions` [M]."""
+    _, capacity, width = keys.shape
+    if qkv.shape[1] != (heads + 2 * kv_heads) * width or values.shape != keys.shape or keys.shape[0] != kv_heads:
+        raise ValueError(f"qkv {list(qkv.shape)} and keys {list(keys.shape)} do not fit {heads} and {kv_heads} heads")
+    if cos.shape != sin.shape or cos.shape[0] < capacity or cos.shape[1] * 2 != width:
+        raise ValueError(f"rotary tables {list(cos.shape)} do not reach over {capacity} positions of width {width}")
+    if not (keys.is_contiguous() and values.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()):
+        raise ValueError("keys, values and rotary tables must be contiguous")
+    home = _home("rotary", reference, qkv.device)
+    return home.rotary_and_write(  # type: ignore[no-any-return]
+        qkv, cos, sin, positions, keys, values, heads, kv_heads, norms=norms
+    )
+
+
+def attention(
+    q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, span: int, window: int | None = None
+) -> Tensor:
+    """Causal attention [M, heads * d] of q [M, heads, d] over the first `span` positions of keys and values."""
+    kv_heads, capacity, width = keys.shape
+    if q.shape[2] != width or q.shape[1] % kv_heads or values.shape != keys.shape:
+        raise ValueError(f"q {list(q.shape)} does not fit keys {list(keys.shape)} and values {list(values.shape)}")
+    if not 1 <= span <= capacity or (window is not None and window < 1):
+        raise ValueError(f"a span of {span} (window {window}) does not fit buffers of {capacity} positions")
+    if keys.stride() != values.stride() or keys.stride(2) != 1 or keys.stride(1) != width:
+        raise ValueError("keys and values must have dense rows and equal strides")
+    return _home("attention", reference, q.device).attention(  # type: ignore[no-any-return]
+        q, keys, values, positions, span, window
+    )
+
+
+def accept_greedy(logits: Tensor, proposed: Tensor) -> Tensor:
+    """int64 [2] on the device: (accepted, next token) for logits [M, V] and proposed int64 [M - 1]; token -1: the
+    row cannot be used."""
+    if proposed.shape != (logits.shape[0] - 1,):
+        raise ValueError(f"{list(proposed.shape)} guesses do not fit logits {list(logits.shape)}")
+    return _home("acceptance", reference, logits.device).accept_greedy(logits, proposed)  # type: ignore[no-any-return]
+
+
+def accept_sampled(p: Tensor, q: Tensor | None, proposed: Tensor, uniforms: Tensor) -> Tensor:
+    """int64 [2] on the device: (accepted, next token) by the rejection rule; all float32, see the reference."""
+    rows, vocabulary = p.shape
+    if proposed.shape != (rows - 1,) or uniforms.shape != (rows,) or (q is not None and q.shape[1] != vocabulary):
+        raise ValueError(f"p {list(p.shape)}, {list(proposed.shape)} guesses and {list(uniforms.shape)} uniforms")
+    if q is not None and q.shape[0] < rows - 1:
+        raise ValueError(f"{q.shape[0]} rows of q for {rows - 1} guesses")
+    return _home("acceptance", reference, p.device).accept_sampled(p, q, proposed, uniforms)  # type: ignore[no-any-return]
+
+
+def move_blocks(pool: Tensor, moves: Tensor) -> Tensor:
+    """Copy blocks of pool [blocks, ...] in place in the order of moves int64 [n, 2] = (from, to); returns pool."""
+    if moves.ndim != 2 or moves.shape[1] != 2 or not pool.is_contiguous():
+        raise ValueError(f"moves {list(moves.shape)} must be pairs, and the pool contiguous")
+    return _home("blocks", reference, pool.device).move_blocks(pool, moves)  # type: ignore[no-any-return]
+
+
+def remap(tables: Tensor, mapping: Tensor) -> Tensor:
+    """Replace each b >= 0 in `tables` by mapping[b], in place; returns tables."""
+    if not tables.is_contiguous():
+        raise ValueError("tables must be contiguous")
+    return _home("blocks", reference, tables.device).remap(tables, mapping)  # type: ignore[no-any-return]
+
+
+def _home(name: str, otherwise: ModuleType, device: torch.device) -> ModuleType:
+    """The kernel module `name` if Triton computes on `device`, else the reference."""
+    if backend(device) == "torch":
+        return otherwise
+    from importlib import import_module
+
+    return import_module(f"edgespec.kernels.{name}")
+
+
+def _check_product(x: Tensor, weight: Weight) -> None:
+    if x.ndim != 2 or x.shape[1] != weight.shape[1]:
+        raise ValueError(f"x {list(x.shape)} does not fit a weight of {list(weight.shape)}")
+    if x.device != weight.device:
+        raise ValueError(f"x is on {x.device}, the weight on {weight.device}")

@@ -1,0 +1,105 @@
+"""Keys and values in blocks: what a layer's kernels get to know of them, and the torch references on them.
+
+Rows of a step belong to S sequences of W tokens each: row r is token r % W of sequence r // W, at position
+starts[r // W] + r % W. Everything that changes from step to step lies in tensors, so that one captured graph serves
+every sequence and length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgespec.kernels import reference
+
+
+@dataclass(frozen=True, slots=True)
+class PagedLayer:
+    """Keys and values of one layer.
+
+    keys, values: per slab [blocks, kv_heads, block, head_dim]. blocks: int64 [S, most blocks of a sequence], numbers
+    over all slabs, -1 where there is none. distances: the same in elements from the first slab's first block, which is
+    how kernels address. starts: int64 [S], positions that each sequence holds before the step.
+    """
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    blocks: Tensor
+    distances: Tensor
+    starts: Tensor
+
+    @property
+    def block(self) -> int:
+        """Positions of a block."""
+        return self.keys[0].shape[2]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.keys[0].shape[1]
+
+    def positions(self, width: int) -> Tensor:
+        """int64 [S * width] of the rows of a step."""
+        steps = torch.arange(width, device=self.starts.device)
+        return (self.starts[:, None] + steps).view(-1)
+
+    def places(self, width: int) -> tuple[Tensor, Tensor]:
+        """Block number and place in the block of each row: int64 [S * width] each."""
+        positions = self.positions(width).view(-1, width)
+        return self.blocks.gather(1, positions // self.block).view(-1), (positions % self.block).view(-1)
+
+
+def rotary_and_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv: PagedLayer,
+    width: int,
+    heads: int,
+    *,
+    norms: tuple[Tensor, Tensor, float] | None = None,
+) -> Tensor:
+    """Rotate queries and keys, write keys and values into their blocks: returns q [S * width, heads, head_dim].
+
+    qkv [S * width, (heads + 2 kv_heads) * head_dim]; cos, sin float32 [positions, head_dim / 2]. norms: as in
+    `reference.rotary_and_write`.
+    """
+    parts = qkv.view(qkv.shape[0], heads + 2 * kv.kv_heads, -1)
+    q, k, v = parts.split((heads, kv.kv_heads, kv.kv_heads), dim=1)
+    if norms is not None:
+        q, k = (reference.rms_norm(part, weight, norms[2])[0] for part, weight in ((q, norms[0]), (k, norms[1])))
+    positions = kv.positions(width)
+    q, k = (reference._rotated(part, cos[positions], sin[positions]) for part in (q, k))
+    blocks, places = kv.places(width)
+    for slabs, new in ((kv.keys, k), (kv.values, v)):
+        for index, slab in enumerate(slabs):
+            own = blocks - index * slab.shape[0]
+            inside = (own >= 0) & (own < slab.shape[0])
+            # Rows of other slabs write back what stands there: shapes must not depend on values.
+            at, kept = own.clamp(0, slab.shape[0] - 1), inside[:, None, None]
+            if len(slabs) == 1:
+                slab[at, :, places] = new.to(slab.dtype)
+            else:
+                target = torch.where(inside, at, -1)
+                for row in range(target.shape[0]):  # one by one: two rows may fall on one place of a foreign slab
+                    old = slab[at[row], :, places[row]]
+                    slab[at[row], :, places[row]] = torch.where(kept[row], new[row].to(slab.dtype), old)
+    return q
+
+
+def attention(q: Tensor, kv: PagedLayer, width: int, window: int | None = None, *, span: int | None = None) -> Tensor:
+    """Attention of q [S * width, heads, head_dim] over each row's own sequence: [S * width, heads * head_dim].
+
+    A row sees the positions up to its own, of the last `window` if that is given. span: as in `cuda.step.run`.
+    """
+    keys = kv.keys[0] if len(kv.keys) == 1 else torch.cat(kv.keys)
+    values = kv.values[0] if len(kv.values) == 1 else torch.cat(kv.values)
+    blocks = kv.blocks if span is None else kv.blocks[:, : -(-span // kv.block)]
+    length, positions = blocks.shape[1] * kv.block, kv.positions(width)
+    results = []
+    for sequence in range(blocks.shape[0]):
+        rows = slice(sequence * width, (sequence + 1) * width)
+        k, v = (pool[blocks[sequence]].transpose(0, 1).reshape(kv.kv_heads, length, -1) for pool in (keys, values))
+        results.append(reference.attention(q[rows], k, v, positions[rows], length, window))
+    return torch.cat(results)

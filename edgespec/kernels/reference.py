@@ -1,0 +1,174 @@
+"""What each kernel computes, in plain torch.
+
+These run on any device, give the kernels' tests their meaning, and are what runs where Triton cannot. None looks at a
+tensor's value on the host, so a CUDA graph can capture them; shapes depend on shapes alone.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgespec.kernels.weights import QuantisedTorch
+
+Weight = QuantisedTorch | Tensor
+
+
+def matrix(weight: Weight, dtype: torch.dtype) -> Tensor:
+    """The weight [N, K] as `dtype`."""
+    return weight.dequantise(dtype) if isinstance(weight, QuantisedTorch) else weight.to(dtype)
+
+
+def linear(x: Tensor, weight: Weight, *, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    """x [M, K] times weight [N, K] transposed, plus bias [N], plus residual [M, N]: [M, N] of x's dtype."""
+    result = F.linear(x, matrix(weight, x.dtype), None if bias is None else bias.to(x.dtype))
+    return result if residual is None else result + residual
+
+
+def gated_linear(x: Tensor, gate_up: Weight, *, bias: Tensor | None = None) -> Tensor:
+    """silu(gate) * up: [M, N] for gate_up [2 N, K], whose first N rows are the gate's."""
+    gate, up = linear(x, gate_up, bias=bias).chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(normed, summed): summed = x + residual [M, H] in x's dtype, normed = its root-mean-square norm times weight."""
+    summed = x if residual is None else x + residual
+    wide = summed.to(torch.promote_types(x.dtype, torch.float32))
+    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return (wide * scale * weight.to(wide.dtype)).to(x.dtype), summed
+
+
+def rotary_and_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    heads: int,
+    kv_heads: int,
+    *,
+    norms: tuple[Tensor, Tensor, float] | None = None,
+) -> Tensor:
+    """Rotate queries and keys, write keys and values at `positions`: returns q [M, heads, d].
+
+    qkv [M, (heads + 2 kv_heads) * d]; cos, sin [capacity, d/2], looked up at `positions` int64 [M]; keys, values
+    [kv_heads, capacity, d], written in place. The halves of a head are the two coordinates of each pair ("neox").
+    norms: (q weight [d], k weight [d], eps) of a norm of each head before the rotation (Qwen3).
+    A negative position is a row of padding: it is rotated as position 0, and nothing is written.
+    """
+    rows, width = qkv.shape[0], keys.shape[2]
+    parts = qkv.view(rows, heads + 2 * kv_heads, width)
+    q, k, v = parts.split((heads, kv_heads, kv_heads), dim=1)
+    if norms is not None:
+        q, k = rms_norm(q, norms[0], norms[2])[0], rms_norm(k, norms[1], norms[2])[0]
+    at = positions.clamp(min=0)
+    q, k = _rotated(q, cos[at], sin[at]), _rotated(k, cos[at], sin[at])
+    # A row of padding writes what the last real row writes, to the same place; if there is none, what stands there.
+    padding, top = positions < 0, positions.argmax()
+    place = _at(positions, top).clamp(min=0)
+    for buffer, new in ((keys, k), (values, v)):
+        written = new.transpose(0, 1).to(buffer.dtype)
+        last = torch.where(_at(padding, top), _at(buffer, place, 1), _at(written, top, 1))
+        written = torch.where(padding[None, :, None], last[:, None], written)
+        buffer.index_copy_(1, torch.where(padding, place, positions), written)
+    return q
+
+
+def _at(tensor: Tensor, index: Tensor, dim: int = 0) -> Tensor:
+    """The slice at `index`, a tensor of no dimensions; plain indexing would read it on the host."""
+    return tensor.index_select(dim, index[None]).squeeze(dim)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [M, heads, d] turned by cos, sin [M, d/2]."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    first, second = x.to(wide).chunk(2, dim=-1)
+    c, s = cos[:, None].to(wide), sin[:, None].to(wide)
+    return torch.cat((first * c - second * s, second * c + first * s), dim=-1).to(x.dtype)
+
+
+def attention(
+    q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, span: int, window: int | None = None
+) -> Tensor:
+    """Attention of q [M, heads, d] over keys, values [kv_heads, capacity, d]: [M, heads * d] of q's dtype.
+
+    Row m sees positions p with p <= positions[m] (and p > positions[m] - window) among the first `span`, of which all
+    must have been written. Head h reads key head h // (heads / kv_heads). Rows of negative position give zeros.
+    """
+    rows, heads, width = q.shape
+    kv_heads = keys.shape[0]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    place = torch.arange(span, device=q.device)
+    visible = place <= positions[:, None]
+    if window is not None:
+        visible = visible & (place > positions[:, None] - window)
+    used = visible.any(dim=0)[None, :, None]  # what no row sees may hold anything, NaN too
+    k = keys[:, :span].to(wide).masked_fill(~used, 0.0)
+    v = values[:, :span].to(wide).masked_fill(~used, 0.0)
+    grouped = q.to(wide).view(rows, kv_heads, heads // kv_heads, width)
+    scores = torch.einsum("mkgd,ksd->kgms", grouped, k) * width**-0.5
+    weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
+    weights = weights.masked_fill(~visible, 0.0)  # a row that sees nothing has NaN here
+    return torch.einsum("kgms,ksd->mkgd", weights, v).reshape(rows, heads * width).to(q.dtype)
+
+
+def accept_greedy(logits: Tensor, proposed: Tensor) -> Tensor:
+    """int64 [2] = (accepted, next token) for logits [M, V] and proposed int64 [M - 1].
+
+    Guesses stand while they are the row's argmax (the lowest of equals); the next token is the argmax of the first
+    row after them. It is -1 if that row has NaN or +inf, or nothing finite.
+    """
+    best = logits.argmax(dim=-1)
+    top = logits.max(dim=-1).values
+    best = torch.where(torch.isfinite(top), best, -1)  # NaN is the maximum of its row, +inf and all -inf show too
+    agree = (best[:-1] == proposed).to(torch.int64)
+    accepted = agree.cumprod(0).sum()
+    return torch.stack((accepted, _at(best, accepted)))
+
+
+def accept_sampled(p: Tensor, q: Tensor | None, proposed: Tensor, uniforms: Tensor) -> Tensor:
+    """int64 [2] = (accepted, next token) by the rejection rule of Leviathan et al. 2023 and Chen et al. 2023.
+
+    p [M, V]: the target's distributions; q [M - 1, V]: those that `proposed` int64 [M - 1] was drawn from, None if each
+    guess was certain (one-hot q); uniforms [M] in [0, 1). Guess x_i stands if uniforms[i] * q_i(x_i) < p_i(x_i). At the
+    first that does not, the next token comes from max(p_i - q_i, 0), or from p_i if rounding leaves nothing of it; if
+    all stand, from p_{M-1}; either by the inverse of its cumulative sum at uniforms[M - 1]. It is -1 for a row
+    without mass.
+    """
+    count = proposed.shape[0]
+    index = torch.arange(count, device=p.device)
+    token_q = torch.ones(count, dtype=p.dtype, device=p.device) if q is None else q[index, proposed]
+    stands = uniforms[:count] * token_q < p[index, proposed]
+    accepted = stands.to(torch.int64).cumprod(0).sum()
+    row, places = _at(p, accepted), torch.arange(p.shape[1], device=p.device)
+    residual = row
+    if count:
+        at = accepted.clamp(max=count - 1)
+        guess = _at(proposed, at)
+        less = torch.where(places == guess, row, 0.0) if q is None else _at(q, at)
+        residual = torch.where(accepted < count, (row - less).clamp(min=0.0), row)
+    residual = torch.where(residual.sum() > 0, residual, row)
+    sums = residual.to(torch.float64).cumsum(0)
+    token = torch.searchsorted(sums, (uniforms[count].to(torch.float64) * sums[-1])[None], right=True)[0]
+    last = torch.where(residual > 0, places, -1).max()
+    token = torch.where(sums[-1] > 0, torch.minimum(token, last), -1)
+    return torch.stack((accepted, token))
+
+
+def move_blocks(pool: Tensor, moves: Tensor) -> Tensor:
+    """Copy blocks within pool [blocks, ...] in place, in the order of moves int64 [n, 2] = (from, to); returns pool.
+
+    As if one after the other: a block may be filled after it was read. Pairs with a negative number are skipped.
+    """
+    for move in moves:
+        skipped, (source, target) = (move < 0).any(), move.clamp(min=0)
+        pool.index_copy_(0, target[None], torch.where(skipped, _at(pool, target), _at(pool, source))[None])
+    return pool
+
+
+def remap(tables: Tensor, mapping: Tensor) -> Tensor:
+    """Replace each block number b >= 0 in `tables` by mapping[b], in place; negative entries stay. Returns tables."""
+    return tables.copy_(torch.where(tables >= 0, mapping[tables.clamp(min=0)].to(tables.dtype), tables))

@@ -1,0 +1,106 @@
+"""CUDA graphs: a step is captured once for a shape and replayed ever after, with one launch instead of hundreds.
+
+On a Jetson this decides everything: an eager token is some 690 launches from a slow CPU (docs/jetson.md). What is
+captured must read and write only tensors that stay where they are, and must not look at their values on the host.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+
+from edgespec.models.cuda.memory import out_of_memory
+
+_log = logging.getLogger(__name__)
+
+_WARM_UPS = 2  # runs before a capture: kernels are compiled and workspaces allocated there, which no capture may do
+
+Body = Callable[[], Any]
+Replay = Callable[[], None]
+
+
+class Capture(Protocol):
+    """Makes a graph of what `body` launches: its result, tensors that each replay writes anew, and the replay."""
+
+    def __call__(self, body: Body) -> tuple[Any, Replay]: ...
+
+
+class TorchCapture:
+    """Captures on `device`; all graphs share one memory pool, so that they take the memory of the largest."""
+
+    def __init__(self, device: Any) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, body: Body) -> tuple[Any, Replay]:
+        torch = self._torch
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS):
+                    body()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            # thread_local: the loader's thread may copy weights meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                result = body()
+        return result, graph.replay
+
+
+class Graphs:
+    """The captured steps of one decoder, by key (what the shapes depend on).
+
+    capture: None = every call runs its body, as on the CPU. After a capture that failed all calls do, with one warning:
+    speed is lost, never text. Memory that ran out is the exception: it is passed on, for the working set to shrink.
+    """
+
+    def __init__(self, capture: Capture | None) -> None:
+        self._capture = capture
+        self._captured: dict[Hashable, tuple[Any, Replay]] = {}
+
+    @property
+    def enabled(self) -> bool:
+        return self._capture is not None
+
+    def __len__(self) -> int:
+        return len(self._captured)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._captured
+
+    def run(self, key: Hashable, body: Body) -> Any:
+        """What `body` returns; replayed if it was captured under `key` before, else captured now.
+
+        A body may be run several times for one call: it must only write where it would write again.
+        """
+        known = self._captured.get(key)
+        if known is None:
+            known = self._try(key, body)
+            if known is None:
+                return body()
+        result, replay = known
+        replay()
+        return result
+
+    def _try(self, key: Hashable, body: Body) -> tuple[Any, Replay] | None:
+        if self._capture is None:
+            return None
+        try:
+            known = self._captured[key] = self._capture(body)
+        except Exception as error:  # drivers, Triton and torch raise whatever they like here
+            if out_of_memory(error):
+                raise
+            _log.warning("CUDA graphs are not used, each step is launched kernel by kernel (slow): %s", error)
+            self.forget()
+            self._capture = None
+            return None
+        return known
+
+    def forget(self) -> None:
+        """Drop all graphs: what they read has moved. The next calls capture anew."""
+        self._captured.clear()

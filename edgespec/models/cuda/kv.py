@@ -1,0 +1,191 @@
+"""Keys and values on the device: blocks in slabs, and a table per sequence that says where its blocks are.
+
+A captured graph holds addresses, so nothing that it reads may move. Growing therefore appends a slab and copies
+nothing; a sequence's table names its blocks by their distance from the first slab, which kernels add to one base
+address. So one graph serves every sequence, at every length.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from edgespec.errors import ModelError
+from edgespec.models.spec import ModelSpec
+
+BLOCK = 64  # positions
+SLAB_POSITIONS = 2048  # that memory is taken for at once: a large allocation is what a fragmented Jetson refuses
+_serials = itertools.count()
+
+
+class PagedPool:
+    """All blocks of one decoder, handed out to its caches.
+
+    A slab is one tensor [2 (keys, values), layers, blocks, kv_heads, BLOCK, head_dim]; all slabs have the same shape,
+    so a block's distance from the first slab's is the same for every layer, and for keys and values.
+    """
+
+    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, *, block: int = BLOCK) -> None:
+        self.block = block
+        self._shape = (
+            2,
+            spec.num_layers,
+            max(SLAB_POSITIONS // block, 1),
+            spec.num_kv_heads,
+            block,
+            spec.head_dim,
+        )
+        self._device = device
+        self._dtype = dtype
+        self._slabs: list[Tensor] = []
+        self._free: list[int] = []
+        # Where rows write that are there only to fill a shape up; nobody reads it.
+        self.scratch = self.take()
+
+    @property
+    def slabs(self) -> Sequence[Tensor]:
+        return self._slabs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slabs."""
+        return sum(slab.nbytes for slab in self._slabs)
+
+    def keys(self, layer: int) -> tuple[Tensor, ...]:
+        """A layer's keys, per slab [blocks, kv_heads, block, head_dim]."""
+        return tuple(slab[0, layer] for slab in self._slabs)
+
+    def values(self, layer: int) -> tuple[Tensor, ...]:
+        return tuple(slab[1, layer] for slab in self._slabs)
+
+    def distance(self, block: int) -> int:
+        """Elements from the first slab's first block to this one, in keys and values of every layer."""
+        slab, place = divmod(block, self._shape[2])
+        first, other = self._slabs[0], self._slabs[slab]
+        apart = other.data_ptr() - first.data_ptr()
+        step, wrong = divmod(apart, first.element_size())
+        if wrong:
+            raise ModelError("two slabs of the KV cache do not lie a whole number of elements apart")
+        return step + place * first.stride(2)
+
+    def take(self) -> int:
+        """A free block; a slab is appended if there is none. Raises what the device raises when memory is out."""
+        if not self._free:
+            first = len(self._slabs) * self._shape[2]
+            # Zeros: a masked position has weight 0, and 0 times a leftover NaN is NaN.
+            self._slabs.append(torch.zeros(self._shape, device=self._device, dtype=self._dtype))
+            self._free = list(range(first + self._shape[2] - 1, first - 1, -1))
+        return self._free.pop()
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        self._free.extend(reversed(blocks))
+
+    def close(self) -> None:
+        self._slabs.clear()
+        self._free.clear()
+
+
+class PagedCache:
+    """One sequence (see `KVCache`): its length, and the blocks that hold it."""
+
+    def __init__(self, owner: object, pool: PagedPool, capacity: int, position_bytes: int) -> None:
+        self.owner = owner
+        self.length = 0
+        self.capacity = capacity
+        self.blocks: list[int] = []
+        self.serial = next(_serials)  # an object's id comes back after its end, this does not
+        self.changed = 0  # counts changes of `blocks`, so that a copy on the device knows when it is stale
+        self._blocks_of = pool
+        self._position_bytes = position_bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.length * self._position_bytes
+
+    def crop(self, length: int) -> int:
+        """Forget every position >= `length`; the blocks stay, the text goes on there."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot crop a cache of {self.length} positions to {length}")
+        dropped = self.length - length
+        self.length = length
+        return dropped
+
+    def reserve(self, length: int) -> None:
+        """Make positions below `length` writable. What fails leaves the cache as it was."""
+        if length > self.capacity:
+            raise ModelError(f"{length} tokens do not fit a cache of {self.capacity} positions")
+        needed = -(-length // self._blocks_of.block) - len(self.blocks)
+        if needed <= 0:
+            return
+        taken: list[int] = []
+        try:
+            for _ in range(needed):
+                taken += [self._blocks_of.take()]
+        except BaseException:
+            self._blocks_of.give_back(taken)
+            raise
+        self.blocks += taken
+        self.changed += 1
+
+    def release(self) -> None:
+        """Give all blocks back."""
+        blocks, self.blocks, self.length = self.blocks, [], 0
+        self.changed += 1
+        self._blocks_of.give_back(blocks)
+
+    def __del__(self) -> None:
+        if self.blocks:
+            self.release()
+
+
+class Tables:
+    """Where the blocks of the sequences lie that ran last, on the device: a row per sequence, see `PagedLayer`.
+
+    blocks, distances: int64 [rows, blocks of the longest sequence + 1]; what is no block of the sequence is the scratch
+    block. A sequence keeps its row while it is in use, so a step usually copies nothing but lengths and tokens.
+    """
+
+    def __init__(self, rows: int, positions: int, pool: PagedPool, device: torch.device) -> None:
+        self._pool = pool
+        shape = (rows + 1, -(-positions // pool.block) + 1)
+        self.empty = rows  # the row that names nothing but the scratch block
+        self.blocks = torch.full(shape, pool.scratch, device=device, dtype=torch.int64)
+        self.distances = torch.full(shape, pool.distance(pool.scratch), device=device, dtype=torch.int64)
+        self._held: list[tuple[int, int] | None] = [None] * rows  # (serial of a cache, its `changed`)
+        self._used: list[int] = list(range(rows))  # rows, the one that was not used for longest first
+
+    def place(self, caches: Sequence[PagedCache]) -> list[int]:
+        """The row of each cache; copies what the device does not know yet."""
+        wanted = {cache.serial for cache in caches}
+        rows = []
+        for cache in caches:
+            row = self._row_of(cache, wanted)
+            if self._held[row] != (cache.serial, cache.changed):
+                self._write(row, cache)
+            self._used.remove(row)
+            self._used.append(row)
+            rows.append(row)
+        return rows
+
+    def _write(self, row: int, cache: PagedCache) -> None:
+        self._held[row] = None
+        for tensor, scratch, numbers in (
+            (self.blocks, self._pool.scratch, cache.blocks),
+            (self.distances, self._pool.distance(self._pool.scratch), [self._pool.distance(b) for b in cache.blocks]),
+        ):
+            filled = numbers + [scratch] * (tensor.shape[1] - len(numbers))
+            tensor[row].copy_(torch.tensor(filled, dtype=torch.int64))
+        self._held[row] = (cache.serial, cache.changed)
+
+    def _row_of(self, cache: PagedCache, wanted: set[int]) -> int:
+        for row, held in enumerate(self._held):
+            if held is not None and held[0] == cache.serial:
+                return row
+        for row in self._used:
+            held = self._held[row]
+            if held is None or held[0] not in wanted:
+                return row
+        raise ValueError(f"{len(wanted)} sequences at once, where there are tables for {len(self._held)}")

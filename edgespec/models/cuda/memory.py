@@ -1,0 +1,36 @@
+"""Out of memory on a CUDA device, in all the forms in which it shows."""
+
+from __future__ import annotations
+
+# Lower case. On Jetson, torch asks NVML for details when an allocation fails; Orin has no NVML, so the assert about it
+# is what "out of memory" looks like there (pytorch issue 185240). NvMap is Tegra's allocator: error 12 is ENOMEM.
+_SIGNS = (
+    "out of memory",
+    "cudaerrormemoryallocation",
+    "nvml_success == r internal assert failed",
+    "nvmapmemalloc",
+    "nvmap_ioc_alloc failed",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "cuda_error_out_of_memory",
+    "nvrm: out of memory",
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception (or what caused it) says that device memory ran out.
+
+    MemoryError, torch's OutOfMemoryError, and the texts that CUDA, cuBLAS, NVML's assert and NvMap leave in other
+    exceptions. No torch is imported.
+    """
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, MemoryError) or "OutOfMemory" in type(link).__name__:
+            return True
+        text = str(link).lower()
+        if any(sign in text for sign in _SIGNS):
+            return True
+        link = link.__cause__ or link.__context__
+    return False

@@ -1,0 +1,67 @@
+"""KV pools of the CUDA engine: the books of `PlainPool` over caches that share the decoder's blocks."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from edgespec.models.base import KVPool
+from edgespec.models.cuda.kv import PagedCache
+from edgespec.models.plain_kv import PlainPool, PlainSequence
+
+if TYPE_CHECKING:
+    from edgespec.models.cuda.decoder import CudaDecoder
+
+
+def new_pool(
+    owner: CudaDecoder, lock: threading.Lock, nbytes: int, sequences: int, context: int, most_bytes: int | None
+) -> KVPool:
+    """A `KVPool` over caches of `owner`."""
+    return PlainPool(
+        lambda: PlainPagedCache(owner, owner.pool, context, owner.position_bytes),
+        lock,
+        nbytes,
+        position_bytes=owner.position_bytes,
+        sequences=sequences,
+        context=context,
+        most_bytes=most_bytes,
+    )
+
+
+class PlainPagedCache(PlainSequence, PagedCache):
+    """A sequence of a `PlainPool`."""
+
+    @torch.inference_mode()
+    def read(self, begin: int, end: int) -> Tensor:
+        """A copy [2 (keys, values), layers, kv_heads, end - begin, head_dim]."""
+        return torch.cat([self._piece(at, last) for at, last in self._spans(begin, end)], dim=3)
+
+    @torch.inference_mode()
+    def append(self, piece: Tensor, count: int) -> None:
+        begin, end = self.length, self.length + count
+        PagedCache.reserve(self, end)
+        for at, last in self._spans(begin, end):
+            self._piece(at, last).copy_(piece[:, :, :, at - begin : last - begin])
+        self.length = end
+
+    def release(self, ids: Sequence[int] = ()) -> None:
+        super().release(ids)
+        PagedCache.release(self)
+
+    def _piece(self, begin: int, end: int) -> Tensor:
+        """A view of positions that lie in one block."""
+        pool = self._blocks_of
+        slab, place = divmod(self.blocks[begin // pool.block], pool.slabs[0].shape[2])
+        first = begin % pool.block
+        return pool.slabs[slab][:, :, place, :, first : first + end - begin]
+
+    def _spans(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """[begin, end) cut where blocks end."""
+        block = self._blocks_of.block
+        cuts = [begin, *range((begin // block + 1) * block, end, block), end]
+        return [(at, last) for at, last in itertools.pairwise(cuts) if at < last]

@@ -1,0 +1,89 @@
+"""One forward of the CUDA engine: tensors in, tensors out, nothing that the host must know on the way."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgespec.kernels import ops, paged
+from edgespec.kernels.paged import PagedLayer
+from edgespec.kernels.weights import QuantisedTorch
+from edgespec.models.cuda.kv import PagedPool
+from edgespec.models.cuda.weights import CudaModel, Linear
+
+
+def run(
+    model: CudaModel,
+    pool: PagedPool,
+    ids: Tensor,
+    starts: Tensor,
+    blocks: Tensor,
+    distances: Tensor,
+    width: int,
+    *,
+    span: int | None = None,
+) -> Tensor:
+    """Final hidden states [S * width, hidden_size] of S sequences, whose keys and values are written to their blocks.
+
+    ids int64 [S * width], starts int64 [S], blocks and distances int64 [S, n] (see `PagedLayer`). span: no sequence is
+    longer after the step, where that is known on the host (a prompt's piece); a captured step must not be told.
+    """
+    spec, epsilon = model.spec, model.spec.rms_norm_eps
+    branch, residual = embed(model, ids), None
+    for index, layer in enumerate(model.layers):
+        kv = PagedLayer(pool.keys(index), pool.values(index), blocks, distances, starts)
+        normed, residual = ops.rms_norm(branch, layer.input_norm, epsilon, residual)
+        norms = None if layer.head_norms is None else (*layer.head_norms, epsilon)
+        queries = paged.rotary_and_write(
+            product(normed, layer.qkv), model.cos, model.sin, kv, width, spec.num_heads, norms=norms
+        )
+        attended = paged.attention(queries, kv, width, spec.windows[index], span=span)
+        normed, residual = ops.rms_norm(product(attended, layer.output), layer.mlp_norm, epsilon, residual)
+        branch = product(gated(normed, layer.gate_up), layer.down)
+    return ops.rms_norm(branch, model.norm, epsilon, residual)[0]
+
+
+def embed(model: CudaModel, ids: Tensor) -> Tensor:
+    """Input embeddings [n, hidden_size] of ids int64 [n]."""
+    if isinstance(model.embedding, QuantisedTorch):
+        return model.embedding.gather(ids, model.dtype)
+    return F.embedding(ids, model.embedding)
+
+
+def logits(model: CudaModel, hidden: Tensor) -> Tensor:
+    """float32 [n, vocab_size] of final hidden states [n, hidden_size]."""
+    return product(hidden, model.head).float()
+
+
+def best(rows: Tensor) -> Tensor:
+    """The greedy choice of each row of logits, float64 [n, 2]: id (the lowest of equals) and logit.
+
+    One small tensor, so that a greedy round fetches this and no logits. float64 holds any id exactly.
+    """
+    values = rows.amax(dim=-1)
+    ids = torch.arange(rows.shape[-1], device=rows.device)  # torch's own argmax may return any of equals
+    lowest = torch.where(rows == values[:, None], ids, rows.shape[-1]).amin(dim=-1)
+    return torch.stack((lowest.double(), values.double()), dim=-1)
+
+
+def weight_rows(linear: Linear, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows [n, K] of a weight of one part."""
+    weight = linear.parts[0]
+    return weight.gather(ids, dtype) if isinstance(weight, QuantisedTorch) else weight[ids]
+
+
+def product(x: Tensor, linear: Linear) -> Tensor:
+    """x [n, K] times a weight [N, K] transposed, plus its bias: [n, N]."""
+    if len(linear.parts) == 1:
+        return ops.linear(x, linear.parts[0], bias=linear.bias)
+    result = torch.cat([ops.linear(x, part) for part in linear.parts], dim=-1)
+    return result if linear.bias is None else result + linear.bias
+
+
+def gated(x: Tensor, gate_up: Linear) -> Tensor:
+    """silu(gate) * up: [n, intermediate_size]."""
+    if len(gate_up.parts) == 1:
+        return ops.gated_linear(x, gate_up.parts[0], bias=gate_up.bias)
+    gate, up = product(x, gate_up).chunk(2, dim=-1)
+    return F.silu(gate) * up

@@ -1,0 +1,93 @@
+"""One sequence's buffers bound to the session of the graph for one sequence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.models.base import FloatArray, ForwardOutput
+from edgespec.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+    from edgespec.models.onnx_decoder import OnnxCache
+
+_KEPT_ROWS = 32  # logits rows whose buffer is kept between calls
+
+
+class Binding:
+    """One sequence's buffers bound to the session; only what changes from call to call is bound again."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        spec: ModelSpec,
+        cache: OnnxCache,
+        rotary: tuple[FloatArray, FloatArray],
+        hidden: bool,
+    ) -> None:
+        self._session = session
+        self._spec = spec
+        self._io = session.io_binding()
+        self._bound: tuple[int, int] | None = None
+        self._ids = np.zeros(1, np.int64)
+        self._rows = np.zeros(1, np.int64)
+        self._logits = np.empty((_KEPT_ROWS, spec.vocab_size), np.float32)
+        self._hidden = np.empty((_KEPT_ROWS, spec.hidden_size), np.float32) if hidden else None
+        names = {node.name for node in session.get_inputs()}
+        self._pads_attention = "padding" in names
+        self._padding = np.zeros((1, 1, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim), np.float32)
+        self._count = np.zeros(1, np.int64)
+        self._seqlens = np.zeros(1, np.int32)
+        self._total = np.zeros(1, np.int32)
+        fixed = {"seqlens_k": self._seqlens, "total_length": self._total, "cos": rotary[0], "sin": rotary[1]}
+        self._rotary = rotary  # keeps the bound memory alive
+        for name, array in fixed.items():
+            bind(self._io.bind_input, name, array)
+        for index, buffer in enumerate(cache.buffers):
+            kind, layer = ("key", "value")[index % 2], index // 2
+            bind(self._io.bind_input, f"past_{kind}_{layer}", buffer)
+            bind(self._io.bind_output, f"present_{kind}_{layer}", buffer)
+
+    def run(self, ids: npt.NDArray[np.int64], start: int, wanted: int) -> ForwardOutput:
+        count = len(ids)
+        if self._bound != (count, wanted):
+            self._rebind(count, wanted)
+        self._ids[0, :count] = ids
+        computed = max(count, 2)  # a single row gets company, see onnx_graph
+        self._seqlens[0] = start + computed - 1
+        self._total[0] = start + computed
+        self._session.run_with_iobinding(self._io)
+        hidden = None if self._hidden is None else self._hidden[:count]
+        return ForwardOutput(self._logits[:wanted], hidden)
+
+    def _rebind(self, count: int, wanted: int) -> None:
+        self._bound = None  # a failure half-way binds anew next time
+        self._count[0] = count
+        rows = count if self._pads_attention else max(count, 2)
+        self._ids = np.zeros((1, rows), np.int64)
+        self._rows = np.arange(count - wanted, count, dtype=np.int64)
+        self._logits = sized(self._logits, wanted, _KEPT_ROWS)
+        bind(self._io.bind_input, "input_ids", self._ids)
+        bind(self._io.bind_input, "rows", self._rows)
+        bind(self._io.bind_output, "logits", self._logits[:wanted])
+        if self._pads_attention:
+            bind(self._io.bind_input, "count", self._count)
+            bind(self._io.bind_input, "padding", self._padding[:, : 1 if count == 1 else 0])
+        if self._hidden is not None:
+            self._hidden = sized(self._hidden, rows, _KEPT_ROWS)
+            bind(self._io.bind_output, "hidden", self._hidden[:rows])
+        self._bound = (count, wanted)
+
+
+def sized(buffer: FloatArray, rows: int, kept: int) -> FloatArray:
+    """A buffer for `rows` rows: the given one, a larger one, or the usual size `kept` again after a large call."""
+    needed = max(rows, kept)
+    return buffer if len(buffer) == needed else np.empty((needed, buffer.shape[1]), np.float32)
+
+
+def bind(bind_to: Any, name: str, array: npt.NDArray[Any]) -> None:
+    bind_to(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

@@ -1,0 +1,97 @@
+"""One connection: uvicorn's HTTP/1.1 protocol, with limits for clients that are silent, do not read, or are many."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from edgespec.server.errors import unavailable
+from edgespec.server.settings import Limits
+from edgespec.server.sse import dumps
+
+
+class Connection(H11Protocol):
+    """Silent: no whole request head for `header_seconds`. Stalled: nothing more can be written for `stall_seconds`.
+
+    Both are cut off at once: closing in order would wait for the client once more. One connection too many gets a 503.
+    """
+
+    limits = Limits()  # of a subclass, see `limited`
+
+    def __init__(self, config: Config, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._silence: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            self._refuse()
+            return
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        _stop(self._silence)
+        _stop(self._stall)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        their_state = self.conn.their_state
+        if their_state is not h11.IDLE:
+            _stop(self._silence)
+            self._silence = None
+        elif self._silence is None and (self.cycle is None or self.cycle.response_complete):
+            self._await_head()  # the beginning of the next request
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall is None:
+            self._stall = self.loop.call_later(self.limits.stall_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        _stop(self._stall)
+        self._stall = None
+        super().resume_writing()
+        self._watch_end()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_end()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._watch_end()
+
+    def _watch_end(self) -> None:
+        """A connection that is closing still has what it wrote last; a client that does not take it holds it open."""
+        if self._stall is None and self.transport.is_closing():
+            self._stall = self.loop.call_later(self.limits.stall_seconds, self.transport.abort)
+
+    def _await_head(self) -> None:
+        self._silence = self.loop.call_later(self.limits.header_seconds, self.transport.abort)
+
+    def _refuse(self) -> None:
+        error = unavailable(f"there are {self.limits.connections} connections already, which is the most")
+        body = dumps(error.body())
+        head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in error.headers.items())
+        self.transport.write(head.encode() + b"\r\n" + body)
+        self.transport.close()
+        self._watch_end()
+
+
+def limited(limits: Limits) -> type[Connection]:
+    """The protocol class with these limits: uvicorn makes the objects itself."""
+    return type("LimitedConnection", (Connection,), {"limits": limits})
+
+
+def _stop(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

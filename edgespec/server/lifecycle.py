@@ -1,0 +1,165 @@
+"""From a bound socket to the last answer: start, signals, grace, end.
+
+The first SIGINT or SIGTERM drains: new requests get a 503 while running answers finish, for `grace_seconds` at most;
+then they are cancelled, and their clients get what there is. A second signal ends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import prometheus_client
+import uvicorn
+
+from edgespec.errors import ConfigError
+from edgespec.server.answering import SHUTDOWN
+from edgespec.server.app import App
+from edgespec.server.connections import limited
+from edgespec.server.settings import ServerSettings
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LAST_SECONDS = 5.0  # that cancelled answers have to reach their clients
+_SPARE_FILES = 64  # file descriptors that are not connections
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """The bound socket. Raises ConfigError if the address cannot be had; done before a model is loaded."""
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _name, address = found[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; choose another --port") from error
+    sock.setblocking(False)
+    return sock
+
+
+def url(sock: socket.socket, path: str = "/") -> str:
+    """Where the page is, for a person on this machine."""
+    host, port = sock.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
+
+
+def room_for_connections(wanted: int) -> None:
+    """Raise the limit on open files if that many connections need it. Raises ConfigError if that cannot be done."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(f"--max-connections {wanted} needs {needed} open files, but this process may have {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server with our way to end. ready: called when it answers. log: told in a line what happens."""
+
+    def __init__(
+        self, app: App, log: Callable[[str], None] = lambda line: None, ready: Callable[[], None] = lambda: None
+    ) -> None:
+        limits = app.settings.limits
+        config = uvicorn.Config(
+            app.asgi,
+            http=limited(limits),
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            access_log=False,  # request lines could hold what is nobody's business
+            proxy_headers=False,  # headers of a client do not change who it is
+            server_header=False,
+            timeout_keep_alive=limits.idle_seconds,  # type: ignore[arg-type]
+            timeout_graceful_shutdown=_LAST_SECONDS,  # type: ignore[arg-type]
+        )
+        super().__init__(config)
+        self._app = app
+        self._log = log
+        self._ready = ready
+        self._deadline = float("inf")
+        self._cancelled = False
+        self.signals = 0
+        app.connections = lambda: len(self.server_state.connections)
+
+    def drain(self) -> None:
+        """Take no more requests; end when the running ones are done, or the grace is over. Any thread."""
+        if self._app.draining:
+            return
+        self._deadline = time.monotonic() + self._app.settings.grace_seconds
+        self._app.draining = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.signals += 1
+        if self.signals == 1:
+            self.drain()
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._app.draining and not self.should_exit:
+            self._tick_drain()
+        return await super().on_tick(counter)
+
+    def _tick_drain(self) -> None:
+        running = len(self._app.answering.running)
+        over = time.monotonic() - self._deadline
+        if not running or over > _LAST_SECONDS:
+            self.should_exit = True
+        elif over >= 0 and not self._cancelled:
+            self._cancelled = True
+            self._log(f"the grace is over: cancelling {running} answers")
+            self._app.answering.cancel_all(SHUTDOWN)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+        """As uvicorn's, but no signal is raised again afterwards: the engine is still to be closed in order."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve(
+    engine: Any,
+    settings: ServerSettings,
+    sock: socket.socket,
+    log: Callable[[str], None],
+    ready: Callable[[], None] = lambda: None,
+) -> int:
+    """Answer until a signal says to end. Returns how many signals came: more than one is an end without grace."""
+    prometheus_client.disable_created_metrics()  # a time for each counter, which nobody asks for
+    engine.start_serving()
+    app = App(engine, settings)
+    server = Server(app, log, ready)
+    try:
+        server.run([sock])
+    finally:
+        app.close()
+        sock.close()
+    return server.signals

@@ -1,0 +1,95 @@
+"""A request that was admitted: its generation, and its way back to whoever submitted it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import TYPE_CHECKING
+
+from edgespec.serving.request import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edgespec.accounts import Account
+    from edgespec.decoding.round import Generation
+    from edgespec.decoding.session import Session
+
+_log = logging.getLogger(__name__)
+_keys = itertools.count()
+
+
+class Active:
+    """Belongs to the serving thread.
+
+    key: a number of its own. prefilling: until its first token. over: it was taken to its end, or failed. release:
+    gives back what it held.
+    """
+
+    def __init__(
+        self, request: Request, generation: Generation, account: Account, release: Callable[[], None] = lambda: None
+    ) -> None:
+        self.request, self.generation = request, generation
+        self.key = next(_keys)
+        self._account, self._release = account, release
+        self.prefilling = True
+        self.begun = False
+        self.over = False
+        self.rounds = 0
+        self.first_tokens = 0
+        request.become("prefill")
+
+    @property
+    def session(self) -> Session:
+        return self.generation.session
+
+    def begin(self) -> None:
+        """Before the first piece of its prompt."""
+        self.begun = True
+        self.generation.begin()
+
+    def prefilled(self) -> None:
+        """Its first token is there."""
+        self.prefilling = False
+        self.first_tokens = 1
+        self.request.become("running")
+        share = getattr(self.session.cache, "share", None)
+        if share is not None:
+            share(self.session.tokens[: self.session.valid])
+
+    def deliver(self) -> None:
+        """Hand on what has become certain, and end it if that was all."""
+        if self.over:
+            return
+        if self.generation.over:
+            self.generation.close()
+        delta = self.generation.take()
+        if delta is not None:
+            self.request.push(delta)
+        if self.generation.over:
+            self._end(None)
+
+    def fail(self, error: Exception) -> None:
+        """Something was raised while it was this one's turn."""
+        if self.over:
+            return
+        try:
+            self.generation.abandon()
+        except Exception:
+            _log.exception("%s cannot be ended as it should", self.request.id)
+        self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        self.over = True
+        try:
+            self._account.end()
+            result = self._account.complete(self.generation.result)
+            self.session.close()
+            self._release()
+        except Exception as problem:
+            _log.exception("%s cannot be closed as it should", self.request.id)
+            error = error or problem
+        if error is None:
+            self.request.end(result)
+        else:
+            self.request.fail(error)

@@ -1,0 +1,204 @@
+"""Whole answers, streams and errors, in OpenAI's shapes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from edgespec.errors import EdgespecError, ParameterError, PromptError, RequestTooLong
+from edgespec.server.settings import Limits
+from tests.server.conftest import Running, Start, until
+from tests.server.fakes import CONTEXT, FULL, Script
+
+
+def test_a_chat(server: Running) -> None:
+    answer = server.chat(max_tokens=9).json
+    assert answer["object"] == "chat.completion"
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hello there.", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    assert answer["usage"] == {
+        "prompt_tokens": 2,
+        "completion_tokens": 12,
+        "total_tokens": 14,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+    assert answer["model"] == "tiny"
+    note = answer["edgespec"]
+    assert note["draft_share"] == {"code": 0.75, "plain": 0.25}
+    assert (note["gamma"], note["gamma_mean"], note["acceptance_rate"]) == ({"0": 1, "4": 3}, 3.0, 0.75)
+    assert server.engine.submitted[0].params.max_new_tokens == 9
+
+
+def test_a_completion(server: Running) -> None:
+    answer = server.ask("/v1/completions", {"prompt": [72, 105], "logprobs": 2}).json
+    assert answer["object"] == "text_completion"
+    choice = answer["choices"][0]
+    assert choice["text"] == "Hello there."
+    assert choice["logprobs"]["tokens"][:2] == ["H", "e"]
+    assert choice["logprobs"]["text_offset"] == list(range(12))
+    assert choice["logprobs"]["token_logprobs"] == [-0.25] * 12
+    assert choice["logprobs"]["top_logprobs"][0] == {"a": -0.5, "b": -9999.0}
+    assert server.engine.submitted[0].raw
+
+
+def test_logprobs_of_a_chat(server: Running) -> None:
+    server.engine.script = Script(["H€"])
+    content = server.chat(logprobs=True, top_logprobs=1).json["choices"][0]["logprobs"]["content"]
+    top = [{"token": "a", "logprob": -0.5, "bytes": [97]}]
+    assert content[0] == {"token": "H", "logprob": -0.25, "bytes": [72], "top_logprobs": top}
+    assert content[1]["token"] == "bytes:\\xe2\\x82"  # part of a character
+    assert server.chat(logprobs=True).json["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+    events = server.chat(logprobs=True, stream=True).events
+    assert [len(event["choices"][0]["logprobs"]["content"]) for event in events if event["choices"][0]["logprobs"]] == [
+        2
+    ]
+
+
+def test_a_stream(server: Running) -> None:
+    answer = server.chat(stream=True, stream_options={"include_usage": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = answer.events
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
+    assert [event["choices"][0]["delta"]["content"] for event in events[1:4]] == ["Hello", " there", "."]
+    assert events[2]["edgespec"] == {"draft": "code", "tokens": 6, "accepted": 5, "guessed": 5}
+    assert [event["choices"][0]["finish_reason"] for event in events[:-1]] == [None] * 4 + ["stop"]
+    assert events[4]["edgespec"]["acceptance_rate"] == 0.75
+    assert events[5]["choices"] == []
+    assert events[5]["usage"]["completion_tokens"] == 12
+    assert all(event["usage"] is None for event in events[:-1])
+    assert len({event["id"] for event in events}) == 1
+
+
+def test_a_stream_without_usage_and_of_a_completion(server: Running) -> None:
+    events = server.ask("/v1/completions", {"prompt": "a", "stream": True}).events
+    assert "".join(event["choices"][0]["text"] for event in events) == "Hello there."
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+    assert "usage" not in events[0]
+
+
+def test_whole_and_stream_say_the_same(server: Running) -> None:
+    server.engine.script = Script(["a\n\ndata: [DONE]\n\n", "\u2028", '"\\', "😀", ""], finish="length")
+    whole = server.chat().json["choices"][0]
+    events = server.chat(stream=True).events
+    streamed = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+    assert streamed == whole["message"]["content"] == 'a\n\ndata: [DONE]\n\n\u2028"\\😀'
+    assert events[-1]["choices"][0]["finish_reason"] == whole["finish_reason"] == "length"
+
+
+def test_an_empty_answer(server: Running) -> None:
+    server.engine.script = Script([])
+    assert server.chat().json["choices"][0]["message"]["content"] == ""
+    assert server.chat(stream=True).events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("script", "status", "code"),
+    [
+        (Script(encode_error=PromptError("The template refuses.")), 400, "invalid_prompt"),
+        (Script(submit_error=RequestTooLong("never")), 400, "context_length_exceeded"),
+        (Script(submit_error=ParameterError("seed is 5")), 400, "invalid_value"),
+        (Script(submit_error=FULL), 429, "queue_full"),
+        (Script(submit_error=EdgespecError("the engine is closed")), 500, "engine_error"),
+        (Script(submit_error=RuntimeError("secret path")), 500, "internal_error"),
+        (Script([EdgespecError("the target failed")]), 500, "engine_error"),
+    ],
+)
+def test_errors_before_a_word_have_a_status(
+    server: Running, script: Script, status: int, code: str, stream: bool
+) -> None:
+    server.engine.script = script
+    answer = server.chat(stream=stream)
+    assert (answer.status, answer.error["code"]) == (status, code)
+    assert set(answer.error) == {"message", "type", "param", "code"}
+    assert "secret" not in answer.body.decode()
+    if status == 429:
+        assert answer.headers["retry-after"] == "3"
+    server.engine.script = Script()  # the next one works
+    assert server.chat().status == 200
+
+
+def test_an_error_after_words(server: Running) -> None:
+    server.engine.script = Script(["Hello", EdgespecError("the target failed")])
+    events = server.chat(stream=True).events
+    assert events[1]["choices"][0]["delta"]["content"] == "Hello"
+    assert events[-1]["error"]["message"] == "the target failed"
+    assert server.chat().status == 500
+
+
+def test_lengths(start: Start) -> None:
+    server = start(limits=Limits(prompt_tokens=100))
+    server.chat()
+    server.chat(max_tokens=10**30, min_tokens=10**29)
+    assert [one.params.max_new_tokens for one in server.engine.submitted] == [CONTEXT - 2, CONTEXT - 2]
+    answer = server.chat(messages=[{"role": "user", "content": "x" * 101}])
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    assert "101 tokens" in answer.error["message"]
+    assert server.chat(max_tokens=0).error["param"] == "max_tokens"
+    assert len(server.engine.submitted) == 2
+
+
+def test_a_prompt_that_fills_the_context(server: Running) -> None:
+    for size, status in ((CONTEXT - 1, 200), (CONTEXT, 400), (CONTEXT * 50, 400)):
+        answer = server.ask("/v1/completions", {"prompt": "x" * size})
+        assert answer.status == status
+    assert answer.error["param"] == "prompt"
+
+
+def test_the_time_for_a_request(start: Start) -> None:
+    gate = threading.Semaphore(0)
+    server = start(Script(gate=gate), limits=Limits(request_seconds=7))
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(server.chat()))
+    thread.start()
+    server.engine.arrived.acquire(timeout=10)
+    assert server.engine.submitted[0].deadline == 7
+    server.engine.requests[0].cancel("deadline")
+    thread.join(10)
+    assert (answers[0].status, answers[0].error["code"]) == (504, "timeout")
+
+
+def test_what_there_is_when_the_time_is_over(server: Running) -> None:
+    gate = threading.Semaphore(1)
+    server.engine.script = Script(gate=gate)
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(server.chat()))
+    thread.start()
+    server.engine.arrived.acquire(timeout=10)
+    until(lambda: server.engine.requests[0]._deltas)
+    server.engine.requests[0].cancel("deadline")
+    thread.join(10)
+    choice = answers[0].json["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Hello", "length")
+    assert answers[0].json["edgespec"]["cancelled"] == "deadline"
+
+
+def test_models(server: Running) -> None:
+    listed = server.ask("/v1/models").json["data"]
+    assert [model["id"] for model in listed] == ["tiny"]
+    assert server.ask("/v1/models/tiny").json == listed[0]
+    assert server.ask("/v1/models/other/one").error["code"] == "model_not_found"
+    assert server.chat(model="tiny").status == 200
+    answer = server.chat(model="gpt-9")
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
+
+
+def test_what_is_not_there(server: Running) -> None:
+    assert server.ask("/v1/embeddings", {}).status == 404
+    answer = server.ask("/v1/chat/completions")
+    assert (answer.status, answer.headers["allow"]) == (405, "POST")
+    assert server.ask("/v1/models", {}).status == 405
+    for path in ("/", "/health", "/v1/models", "/metrics"):
+        head = server.ask(path, method="HEAD")
+        assert (head.status, head.body) == (200, b"")
+        assert int(head.headers["content-length"]) > 0
+    assert server.ask("/docs").status == server.ask("/openapi.json").status == 404
+    assert server.ask("/v1/models", method="OPTIONS").status == 405

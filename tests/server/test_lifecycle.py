@@ -1,0 +1,109 @@
+"""Start, draining, grace, and signals."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from edgespec.errors import ConfigError
+from edgespec.server import lifecycle
+from edgespec.server.settings import ServerSettings
+from tests.server.conftest import Running, Start, until
+from tests.server.fakes import Script
+
+
+def in_thread(server: Running, **fields: Any) -> tuple[threading.Thread, list[Any]]:
+    """A chat that is on its way: its first piece is there."""
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(server.chat(**fields)))
+    thread.start()
+    assert server.engine.arrived.acquire(timeout=10)
+    until(lambda: server.engine.requests[-1]._deltas)
+    return thread, answers
+
+
+def test_a_running_answer_finishes_and_new_ones_are_refused(start: Start) -> None:
+    server = start(Script(gate=threading.Semaphore(1)), grace_seconds=60)
+    thread, answers = in_thread(server)
+    server.server.handle_exit(signal.SIGTERM, None)
+    refused = server.chat()
+    assert (refused.status, refused.error["code"]) == (503, "unavailable")
+    assert refused.headers["retry-after"] == "5"
+    assert server.ask("/health").status == 503
+    assert server.thread.is_alive()
+    server.engine.script.gate.release(10)  # type: ignore[union-attr]
+    thread.join(10)
+    assert answers[0].json["choices"][0]["message"]["content"] == "Hello there."
+    server.thread.join(10)
+    assert not server.thread.is_alive()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_after_the_grace_answers_are_ended_with_what_there_is(start: Start, stream: bool) -> None:
+    server = start(Script(gate=threading.Semaphore(1)), grace_seconds=0)
+    thread, answers = in_thread(server, stream=stream)
+    server.server.handle_exit(signal.SIGINT, None)
+    thread.join(10)
+    server.thread.join(10)
+    assert not server.thread.is_alive()
+    if stream:
+        last = answers[0].events[-1]
+        assert last["choices"][0]["finish_reason"] == "length"
+    else:
+        last = answers[0].json
+        assert last["choices"][0]["message"]["content"] == "Hello"
+    assert last["edgespec"]["cancelled"] == "shutdown"
+    assert any("cancelling 1" in line for line in server.lines)
+
+
+def test_a_second_signal_ends_at_once(start: Start) -> None:
+    server = start(Script(gate=threading.Semaphore(1)), grace_seconds=600)
+    answers: list[Any] = []
+
+    def ask() -> None:
+        try:
+            answers.append(server.chat())
+        except OSError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert server.engine.arrived.acquire(timeout=10)
+    server.server.handle_exit(signal.SIGINT, None)
+    server.server.handle_exit(signal.SIGINT, None)
+    server.thread.join(10)
+    assert not server.thread.is_alive()
+    assert server.server.signals == 2
+    thread.join(10)
+    assert len(answers) == 1
+
+
+def test_a_port_that_is_taken() -> None:
+    with lifecycle.listen(ServerSettings(port=0)) as sock:
+        sock.listen()
+        with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1"):
+            lifecycle.listen(ServerSettings(port=sock.getsockname()[1]))
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        lifecycle.listen(ServerSettings(host="no.such.host.invalid", api_key="k"))
+
+
+def test_urls() -> None:
+    with lifecycle.listen(ServerSettings(port=0)) as sock:
+        port = sock.getsockname()[1]
+        assert lifecycle.url(sock) == f"http://127.0.0.1:{port}/"
+    if socket.has_ipv6:
+        try:
+            sock = lifecycle.listen(ServerSettings(host="::1", port=0))
+        except ConfigError:
+            return  # this machine has none
+        with sock:
+            assert lifecycle.url(sock, "/v1").startswith("http://[::1]:")
+
+
+def test_more_connections_than_files() -> None:
+    with pytest.raises(ConfigError, match="open files"):
+        lifecycle.room_for_connections(1 << 40)

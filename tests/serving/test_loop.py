@@ -1,0 +1,479 @@
+"""The serving loop on a toy decoder: texts, order, pieces of prompts, cancelling, faults."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from drafts.ngram import NgramDraft
+from edgespec.decoding.params import SamplingParams
+from edgespec.decoding.round import Generation
+from edgespec.errors import EdgespecError, ModelError, QueueFullError
+from edgespec.serving.request import Request
+from predictor import AutoPlanner
+from tests.serving.stage import WAIT, Stage
+from tests.support.scripted import (
+    PROMPT,
+    ScriptedDraft,
+    ToyDecoder,
+    anti,
+    drafter,
+    failing,
+    mixed,
+    oracle,
+    plain_greedy,
+    self_draft,
+    session,
+)
+
+PROMPTS = [[5, 6, 7, 8], [9], [3, 4] * 20, [30, 31, 32], [5, 6, 7, 9], [40] * 70, [11, 12, 11, 12, 11], [50, 2]]
+LONG = [7 + i % 40 for i in range(160)]
+
+
+def text(prompt: list[int], count: int) -> list[int]:
+    return plain_greedy(ToyDecoder(), prompt, count)
+
+
+def alone(prompt: list[int], drafts: list[Any] = (), **params: Any) -> Any:  # type: ignore[assignment]
+    generation = Generation(session(None, drafts), prompt, SamplingParams(**params))
+    list(generation.deltas())
+    return generation.result
+
+
+# Texts
+
+
+@pytest.mark.parametrize("slots", [1, 4, 8])
+@pytest.mark.parametrize("load", ["edgespec", "none", "fixed:2", "nightjar", "tetris:6"])
+@pytest.mark.parametrize("planner", [None, AutoPlanner])
+def test_eight_texts_at_once_are_those_that_each_has_alone(slots: int, load: str, planner: Any) -> None:
+    target = ToyDecoder()
+    target.batch_slots = slots
+    drafts = [NgramDraft(), self_draft(ToyDecoder()), mixed([*PROMPT, *text(PROMPT, 40)], lambda at: at % 3 == 0)]
+    kwargs = {} if planner is None else {"planner": planner}
+    stage = Stage(target, drafts, load=load, prefill_rows=16, **kwargs)
+    requests = [stage.submit(prompt, max_new_tokens=10 + 3 * i) for i, prompt in enumerate(PROMPTS)]
+    for i, result in enumerate(stage.ran(*requests)):
+        assert list(result.token_ids) == text(PROMPTS[i], 10 + 3 * i), i
+        assert result.stats.new_tokens == 10 + 3 * i
+        assert result.stats.accepted_tokens <= result.stats.proposed_tokens
+    assert max(record.sequences for record in stage.records) == 8
+    assert {request.status for request in requests} == {"finished"}
+
+
+@pytest.mark.parametrize("kind", ["self", "oracle", "anti", "mixed", "empty", "short", "ngram"])
+def test_every_draft_is_used_in_batches_as_alone(kind: str) -> None:
+    whole = [*PROMPT, *text(PROMPT, 40)]
+    stage = Stage(None, [drafter(kind, ToyDecoder(), whole)])
+    requests = [stage.submit(PROMPT, max_new_tokens=40) for _ in range(4)]
+    expected = alone(PROMPT, [drafter(kind, ToyDecoder(), whole)], max_new_tokens=40)
+    for result in stage.ran(*requests):
+        assert result.token_ids == expected.token_ids == tuple(whole[4:])
+        assert result.drafts == expected.drafts
+        assert result.stats.rounds == expected.stats.rounds
+        assert result.stats.acceptance_by_position == expected.stats.acceptance_by_position
+
+
+def test_everything_about_the_answer_is_as_alone() -> None:
+    """Stop strings, end tokens, log probabilities, limits, penalties, none at all."""
+    whole = [*PROMPT, *text(PROMPT, 40)]
+    asked: list[dict[str, Any]] = [
+        {"max_new_tokens": 40, "logprobs": 2},
+        {"max_new_tokens": 40, "stop": ("ab", "!")},
+        {"max_new_tokens": 40, "stop_token_ids": (whole[9],)},
+        {"max_new_tokens": 0},
+        {"max_new_tokens": 1},
+        {"max_new_tokens": 30, "repetition_penalty": 1.5},
+        {"max_new_tokens": 30, "temperature": 0.8, "seed": 7},
+        {"max_new_tokens": 30, "temperature": 1.2, "seed": 8, "top_k": 5},
+    ]
+    stage = Stage(None, [oracle(whole)])
+    requests = [stage.submit(PROMPT, **params) for params in asked]
+    for params, result in zip(asked, stage.ran(*requests), strict=True):
+        expected = alone(PROMPT, [oracle(whole)], **params)
+        for field in ("text", "token_ids", "finish_reason", "drafts", "logprobs"):
+            assert getattr(result, field) == getattr(expected, field), (params, field)
+
+
+@pytest.mark.parametrize("beside", [0, 1, 3, 7])
+def test_a_seeded_text_does_not_depend_on_its_neighbours(beside: int) -> None:
+    params = {"max_new_tokens": 40, "temperature": 1.0, "seed": 3}
+    whole = [*PROMPT, *text(PROMPT, 40)]
+    stage = Stage(None, [mixed(whole, lambda at: at % 2 == 0)], planner=AutoPlanner, load="nightjar")
+    first = stage.submit(PROMPT, **params)
+    for prompt in PROMPTS[:beside]:
+        stage.submit(prompt, max_new_tokens=50, temperature=0.9)
+    (result,) = stage.ran(first)
+    assert result.token_ids == alone(PROMPT, [mixed(whole, lambda at: at % 2 == 0)], **params).token_ids
+
+
+def test_the_pieces_are_the_result() -> None:
+    stage = Stage(None, [NgramDraft()])
+    requests = [stage.submit(prompt, max_new_tokens=25) for prompt in PROMPTS]
+    with stage.serving():
+        for request in requests:
+            pieces = list(request)
+            result = request.result(WAIT)
+            assert "".join(piece.text for piece in pieces) == result.text
+            assert tuple(token for piece in pieces for token in piece.token_ids) == result.token_ids
+            assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+            assert list(request) == pieces  # again, from the first one on
+
+
+def test_one_that_runs_alone_has_the_very_rounds_of_a_session() -> None:
+    whole = [*PROMPT, *text(PROMPT, 40)]
+    stage = Stage(None, [mixed(whole, lambda at: at % 4 == 0)])
+    (result,) = stage.ran(stage.submit(PROMPT, max_new_tokens=40))
+    expected = alone(PROMPT, [mixed(whole, lambda at: at % 4 == 0)], max_new_tokens=40)
+    assert result.stats.round_tokens == expected.stats.round_tokens
+    assert result.stats.gamma_histogram == expected.stats.gamma_histogram
+    rounds = [record for record in stage.records if record.requests]
+    assert [sum(record.emitted) for record in rounds] == expected.stats.round_tokens
+    assert all(record.sequences == 1 for record in stage.records)
+
+
+# Order and pace
+
+
+def test_first_come_first_served_and_everybody_has_a_round_in_every_batch() -> None:
+    stage = Stage(most=4)
+    requests = [stage.submit([5 + i, 6], max_new_tokens=6 + 5 * (i % 3)) for i in range(20)]
+    stage.ran(*requests)
+    assert stage.admitted == [request.id for request in requests]
+    assert max(len(record.requests) for record in stage.records) == 4
+    for request in requests:
+        own = [at for at, record in enumerate(stage.records) if request.id in record.requests]
+        assert own == list(range(own[0], own[-1] + 1)), "it was left out of a batch"
+
+
+def test_a_long_prompt_does_not_hold_up_those_that_run() -> None:
+    """It comes in pieces, and each batch that has one has a round of everybody else."""
+    stage = Stage(prefill_rows=16)
+    running = [stage.submit(prompt, max_new_tokens=60) for prompt in PROMPTS[:3]]
+    with stage.serving():
+        next(iter(running[2]))
+        long = stage.submit(LONG, max_new_tokens=5)
+        assert list(long.result(WAIT).token_ids) == text(LONG, 5)
+        for request in running:
+            request.result(WAIT)
+    pieces = [record for record in stage.records if record.prefill_rows and record.requests]
+    beside = [record for record in pieces if len(record.requests) == 3]
+    assert len(beside) >= len(LONG) // 16
+    assert all(record.prefill_rows <= 16 for record in pieces)
+
+
+def test_short_prompts_share_a_piece_and_the_older_one_goes_first() -> None:
+    stage = Stage(prefill_rows=16)
+    stage.gate.clear()
+    running = stage.submit([9], max_new_tokens=30)
+    with stage.serving():
+        stage.gate.set()
+        next(iter(running))
+        stage.gate.clear()
+        one, two, three = (stage.submit([10 + i] * 7, max_new_tokens=8) for i in range(3))
+        stage.gate.set()
+        stage.ran_order = [request.result(WAIT) for request in (one, two, three)]  # type: ignore[attr-defined]
+    pieces = [record.prefill_rows for record in stage.records if record.requests and record.prefill_rows]
+    assert sum(pieces) == 21
+    assert max(pieces) <= 16
+
+
+def test_two_hundred_requests_and_none_is_lost() -> None:
+    stage = Stage(most=8)
+    requests = [stage.submit([5 + i % 50, 6 + i % 7], max_new_tokens=3 + i % 4) for i in range(200)]
+    results = stage.ran(*requests)
+    for i, result in enumerate(results):
+        assert list(result.token_ids) == text([5 + i % 50, 6 + i % 7], 3 + i % 4)
+    assert stage.loop is not None
+    assert stage.loop.totals.finished == 200
+    assert stage.loop.totals.tokens == sum(len(result.token_ids) for result in results)
+    assert len(stage.events) == 201  # each was released, then the loop ended
+
+
+def test_without_room_the_first_waits_and_nobody_overtakes_it() -> None:
+    stage = Stage(most=8, room=2)
+    requests = [stage.submit([5 + i], max_new_tokens=5 + i) for i in range(6)]
+    stage.ran(*requests)
+    assert stage.admitted == [request.id for request in requests]
+    assert max(record.sequences for record in stage.records) == 2
+    assert any(record.elastic == "blocked" for record in stage.records)
+
+
+def test_what_does_not_even_fit_alone_fails_instead_of_waiting_for_ever() -> None:
+    stage = Stage(room=0)
+    request = stage.submit(PROMPT)
+    with stage.serving(), pytest.raises(EdgespecError, match="no room"):
+        request.result(WAIT)
+
+
+# The queue
+
+
+def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
+    stage = Stage(most=1, queue=2)
+    stage.gate.clear()
+    with stage.serving():
+        first = stage.submit(PROMPT, max_new_tokens=3)
+        while stage.admitted != [first.id]:
+            threading.Event().wait(0.001)
+        more = [stage.submit(PROMPT, max_new_tokens=3) for _ in range(2)]
+        with pytest.raises(QueueFullError, match="2 requests wait already") as caught:
+            stage.submit(PROMPT, max_new_tokens=3)
+        assert 0 < caught.value.retry_after_s <= 60
+        stage.gate.set()
+        for request in (first, *more):
+            assert len(request.result(WAIT).token_ids) == 3
+        assert len(stage.submit(PROMPT, max_new_tokens=3).result(WAIT).token_ids) == 3
+
+
+def test_a_deadline_ends_what_waits_and_what_runs() -> None:
+    stage = Stage(most=1)
+    stage.gate.clear()
+    with stage.serving():
+        running = stage.submit(PROMPT, max_new_tokens=100)
+        waiting = stage.submit(PROMPT, deadline_s=1e-9)
+        stage.gate.set()
+        next(iter(running))
+        running.deadline = 0.0  # long past
+        for request in (running, waiting):
+            assert request.result(WAIT).finish_reason == "cancelled"
+            assert (request.status, request.cancel_reason) == ("cancelled", "deadline")
+        assert waiting.result().token_ids == ()
+        assert 0 < len(running.result().token_ids) < 100
+
+
+# Cancelling
+
+
+def test_cancelled_in_the_queue() -> None:
+    stage = Stage(most=1)
+    stage.gate.clear()
+    first, second, third = (stage.submit(PROMPT, max_new_tokens=4) for _ in range(3))
+    with stage.serving():
+        second.cancel("the client left")
+        stage.gate.set()
+        assert [piece.finish_reason for piece in second] == ["cancelled"]
+        assert (second.status, second.cancel_reason) == ("cancelled", "the client left")
+        assert second.result(WAIT).stats.prompt_tokens == 4
+        for request in (first, third):
+            assert list(request.result(WAIT).token_ids) == text(PROMPT, 4)
+    assert second.id not in stage.admitted
+
+
+def test_cancelled_in_its_prefill() -> None:
+    target = ToyDecoder()
+    stage = Stage(target, prefill_rows=16)
+    other = stage.submit(PROMPT, max_new_tokens=40)
+    with stage.serving():
+        next(iter(other))
+        long = stage.submit(LONG, max_new_tokens=4)
+
+        def leave() -> None:
+            if long.status == "prefill" and any(len(call) == 16 for call in target.calls):
+                long.cancel()
+
+        target.before = leave
+        assert long.result(WAIT).finish_reason == "cancelled"
+        assert long.result().token_ids == ()
+        assert list(other.result(WAIT).token_ids) == text(PROMPT, 40)
+    read = sum(len(call) for call in target.calls if len(call) == 16)
+    assert read < len(LONG)
+
+
+def test_cancelled_in_a_round() -> None:
+    target = ToyDecoder()
+    stage = Stage(target)
+    requests = [stage.submit([5 + i, 6], max_new_tokens=50) for i in range(3)]
+
+    def leave() -> None:
+        if len(target.calls) == 20:
+            requests[1].cancel()
+
+    target.before = leave
+    with stage.serving():
+        got = requests[1].result(WAIT)
+        assert got.finish_reason == "cancelled"
+        assert list(got.token_ids) == text([6, 6], 50)[: len(got.token_ids)]
+        assert 0 < len(got.token_ids) < 50
+        for i in (0, 2):
+            assert list(requests[i].result(WAIT).token_ids) == text([5 + i, 6], 50)
+    requests[0].cancel()  # too late: nothing happens
+    assert (requests[0].status, requests[0].cancel_reason) == ("finished", None)
+
+
+def test_cancelled_while_its_draft_guesses() -> None:
+    def script(tokens: Any, gamma: int) -> list[int]:
+        if len(tokens) == 12:
+            requests[0].cancel()
+        return [2] * gamma
+
+    stage = Stage(None, [ScriptedDraft(script)])
+    requests = [stage.submit([5 + i, 6], max_new_tokens=30) for i in range(2)]
+    first, second = stage.ran(*requests)
+    assert first.finish_reason == "cancelled"
+    assert len(first.token_ids) == 11  # of that round still
+    assert list(second.token_ids) == text([6, 6], 30)
+
+
+# Faults
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_target_that_fails_fails_those_it_was_for_and_the_next_works(late: bool) -> None:
+    target = ToyDecoder()
+    stage = Stage(target, most=3)
+    requests = [stage.submit([5 + i, 6], max_new_tokens=20) for i in range(5)]
+
+    def fail() -> None:
+        if len(target.calls) == 14:
+            target.calls.append([])
+            raise ModelError("no memory left")
+
+    if late:
+        target.after = fail
+    else:
+        target.before = fail
+    with stage.serving():
+        for request in requests[:3]:
+            with pytest.raises(ModelError, match="no memory left"):
+                request.result(WAIT)
+            assert request.status == "failed"
+            with pytest.raises(ModelError, match="no memory left"):
+                list(request)
+        for i in (3, 4):
+            assert list(requests[i].result(WAIT).token_ids) == text([5 + i, 6], 20)
+        assert list(stage.submit(PROMPT, max_new_tokens=9).result(WAIT).token_ids) == text(PROMPT, 9)
+    assert stage.loop is not None
+    assert (stage.loop.totals.failed, stage.loop.totals.finished) == (3, 3)
+
+
+def test_a_fault_that_is_a_defect_is_wrapped_and_keeps_its_cause() -> None:
+    target = ToyDecoder()
+    stage = Stage(target)
+    request = stage.submit(PROMPT)
+
+    def fail() -> None:
+        raise ZeroDivisionError("a defect")
+
+    target.before = fail
+    with stage.serving(), pytest.raises(EdgespecError, match="ZeroDivisionError: a defect") as caught:
+        request.result(WAIT)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_logits_that_are_none_fail_their_own_request_only() -> None:
+    class Poisoned(ToyDecoder):
+        def _row(self, entries: list[Any]) -> Any:
+            row = super()._row(entries)
+            if len(entries) == 61:  # only the long prompt gets there
+                row[:] = float("nan")
+            return row
+
+    stage = Stage(Poisoned())
+    bad = stage.submit([9] * 55, max_new_tokens=20)
+    good = [stage.submit([5 + i, 6], max_new_tokens=20) for i in range(3)]
+    with stage.serving():
+        with pytest.raises(ModelError):
+            bad.result(WAIT)
+        for i, request in enumerate(good):
+            assert list(request.result(WAIT).token_ids) == text([5 + i, 6], 20)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_draft_that_fails_while_eight_use_it_costs_nothing_but_speed(threads: int) -> None:
+    calls: list[int] = []
+
+    def fail() -> BaseException:
+        calls.append(1)
+        return RuntimeError("it broke")
+
+    whole = [*PROMPT, *text(PROMPT, 40)]
+    stage = Stage(None, [failing(fail), anti(whole, "other")], threads=threads)
+    requests = [stage.submit(prompt, max_new_tokens=20) for prompt in PROMPTS]
+    for prompt, result in zip(PROMPTS, stage.ran(*requests), strict=True):
+        assert list(result.token_ids) == text(prompt, 20)
+    assert stage.statuses[0].reason is not None
+    assert stage.statuses[1].active
+    assert len(calls) >= 3
+
+
+def test_a_failure_between_the_requests_parts_fails_them_and_the_next_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    request = stage.submit(PROMPT)
+    situation, failed = stage.situation, []
+
+    def fail(queued: int) -> Any:
+        if not failed:
+            failed.append(1)
+            raise RuntimeError("the books are wrong")
+        return situation(queued)
+
+    monkeypatch.setattr(stage, "situation", fail)
+    with stage.serving():
+        with pytest.raises(EdgespecError, match="the books are wrong"):
+            request.result(WAIT)
+        assert list(stage.submit(PROMPT, max_new_tokens=9).result(WAIT).token_ids) == text(PROMPT, 9)
+
+
+# The end
+
+
+def test_closing_fails_what_waits_and_what_runs_and_leaves_no_thread() -> None:
+    stage = Stage(most=2)
+    requests = [stage.submit(PROMPT, max_new_tokens=10_000, ignore_eos=True) for _ in range(5)]
+    with stage.serving():
+        next(iter(requests[0]))
+        assert stage.loop is not None
+        stage.loop.close()
+        assert not stage.loop._thread.is_alive()
+        assert [request.over for request in requests] == [True] * 5
+    for request in requests:
+        if request.status == "finished":  # the toy's context is short
+            continue
+        with pytest.raises(EdgespecError, match="the engine was closed"):
+            request.result(WAIT)
+    assert stage.events[-1] == "ended"
+    with pytest.raises(EdgespecError, match="the engine is closed"):
+        stage.submit(PROMPT)
+
+
+def test_closing_from_a_callback_does_not_wait_for_itself() -> None:
+    stage = Stage()
+    first = stage.submit(PROMPT, max_new_tokens=3)
+    second = stage.submit(PROMPT, max_new_tokens=50)
+    with stage.serving():
+        first.on_done(lambda request: stage.loop.close())  # type: ignore[union-attr]
+        assert len(first.result(WAIT).token_ids) == 3
+        with pytest.raises(EdgespecError, match="the engine was closed"):
+            second.result(WAIT)
+
+
+def test_the_loop_ends_when_nobody_has_the_engine_any_more() -> None:
+    stage = Stage()
+    with stage.serving():
+        stage.is_gone = True
+        assert stage.loop is not None
+        stage.loop._thread.join(WAIT)
+        assert not stage.loop._thread.is_alive()
+
+
+def test_a_callback_that_raises_and_a_watcher_that_raises_are_no_fault_of_the_loop() -> None:
+    stage = Stage()
+    seen: list[Request] = []
+
+    def bad(thing: Any) -> None:
+        raise RuntimeError("bad")
+
+    request = stage.submit(PROMPT, max_new_tokens=5)
+    request.on_done(bad)
+    request.on_done(seen.append)
+    with stage.serving():
+        assert stage.loop is not None
+        stage.loop.watchers = (bad, stage.records.append)
+        request.result(WAIT)
+        assert len(stage.submit(PROMPT, max_new_tokens=5).result(WAIT).token_ids) == 5
+    assert seen == [request]
+    request.on_done(seen.append)  # it is over: called at once
+    assert seen == [request, request]

@@ -1,0 +1,286 @@
+"""The parts of serving by themselves: queue, handle, votes, memory, lengths, drafters."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.config import RuntimeConfig
+from edgespec.decoding.params import SamplingParams
+from edgespec.errors import EdgespecError, MemoryBudgetError, QueueFullError
+from edgespec.memory.working_set import WorkingSet
+from edgespec.results import GenerationResult, GenerationStats, TextDelta
+from edgespec.serving import memory
+from edgespec.serving.drafters import Drafters
+from edgespec.serving.lengths import Lengths
+from edgespec.serving.queue import RequestQueue
+from edgespec.serving.records import BatchRecord
+from edgespec.serving.request import Request
+from edgespec.serving.texts import Texts
+from edgespec.steering import RankerThread, Scheduler
+from predictor import CostTable
+from predictor.load import BatchCosts, make_load_planner
+from predictor.planner import PLAIN, Forecast
+from predictor.policies import make_policy
+from tests.support.loadables import Clock, ScriptedDraft
+
+MIB = 1 << 20
+
+
+def request(**settings: Any) -> Request:
+    return Request([5, 6], SamplingParams(), began_ns=0, **settings)
+
+
+def result(reason: Any = "stop") -> GenerationResult:
+    return GenerationResult("ab", (5, 6), reason, 2, GenerationStats())
+
+
+# The queue
+
+
+def test_the_time_to_come_back_is_that_of_a_place() -> None:
+    clock = Clock()
+    queue = RequestQueue(2, clock)
+    for _ in range(2):
+        queue.put(request())
+    with pytest.raises(QueueFullError) as caught:
+        queue.put(request())
+    assert caught.value.retry_after_s == 1.0  # nothing is known yet
+    queue.take()
+    for _ in range(30):
+        queue.put(request())
+        clock.now += 4.0
+        queue.take()
+    queue.put(request())
+    with pytest.raises(QueueFullError, match=r"try again in 4\.0 s"):
+        queue.put(request())
+    for _ in range(2):
+        clock.now += 4.0
+        queue.take()
+    clock.now += 10_000.0  # nobody came: that says nothing about waiting
+    for _ in range(2):
+        queue.put(request())
+    queue.take()
+    queue.put(request())
+    with pytest.raises(QueueFullError, match=r"try again in 4\.0 s"):
+        queue.put(request())
+
+
+def test_what_is_due_leaves_the_queue_and_a_cancel_wakes_it() -> None:
+    queue = RequestQueue(10)
+    kept, late, left = request(), request(deadline_s=1e-9), request(wake=queue.wake)
+    for each in (kept, late, left):
+        queue.put(each)
+    queue.wait(10)
+    woken = threading.Thread(target=left.cancel, args=("left",))
+    woken.start()
+    queue.wait(10)  # until the cancel
+    woken.join()
+    assert queue.withdraw(late.deadline or 0) == [late, left]
+    assert (late.cancel_reason, left.cancel_reason) == ("deadline", "left")
+    assert queue.first() is kept
+    assert queue.close() == [kept]
+    with pytest.raises(EdgespecError, match="closed"):
+        queue.put(kept)
+
+
+# The handle
+
+
+def test_a_request_is_over_once_and_says_how() -> None:
+    one = request(keep=object())
+    told: list[str] = []
+    one.on_done(lambda r: told.append(r.status))
+    with pytest.raises(TimeoutError, match=r"request-\d+ is not over after 0.01 seconds"):
+        one.result(0.01)
+    one.push(TextDelta("ab", (5, 6), None, 0, "stop"))
+    one.end(result())
+    one.fail(RuntimeError("too late"))
+    one.cancel("too late")
+    assert (one.status, one.cancel_reason, told) == ("finished", None, ["finished"])
+    assert one.result().text == "ab"
+    assert [delta.text for delta in one] == ["ab"]
+
+
+def test_a_cancel_that_comes_too_late_leaves_no_reason() -> None:
+    one = request()
+    one.cancel("left")
+    one.cancel("again")
+    assert one.cancel_reason == "left"
+    one.end(result())
+    assert (one.status, one.cancel_reason) == ("finished", None)
+
+
+def test_the_pieces_before_a_failure_are_read_before_it() -> None:
+    one = request()
+    one.push(TextDelta("a", (5,), None, 0))
+    one.fail(EdgespecError("no memory left"))
+    pieces = iter(one)
+    assert next(pieces).text == "a"
+    with pytest.raises(EdgespecError, match="no memory left"):
+        next(pieces)
+
+
+# Votes
+
+
+def scheduler(names: str, slots: int) -> tuple[Scheduler, WorkingSet]:
+    drafts = [ScriptedDraft(name) for name in names]
+    working_set = WorkingSet(drafts, slots=slots)
+    policy = make_policy("edgespec", CostTable(), list(names), capacity=slots)
+    statuses = [SimpleNamespace(name=name, active=True, loadable=True) for name in names]
+    return Scheduler(policy, working_set, statuses, CostTable()), working_set  # type: ignore[arg-type]
+
+
+def test_what_several_texts_want_is_put_together() -> None:
+    common, working_set = scheduler("abcd", 2)
+    with working_set:
+        texts = Texts(common)
+        voters = [texts.steering(common.policy.for_text(), 10)[1] for _ in range(3)]
+        for voter, wanted in zip(voters, ("ab", "ac", "da")):
+            assert voter.retarget(list(wanted), "a text")
+        assert working_set._books.schedule.wanted[:2] == ("a", "d")
+        voters[0].withdraw()
+        voters[1].withdraw()
+        voters[2].retarget(["c", "b"], "it has turned")
+        assert working_set._books.schedule.wanted == ("c", "b")
+        common.pin("a")
+        assert not voters[2].retarget(["d"], "no matter")
+        assert working_set._books.schedule.wanted == ("a",)
+    common.close()
+
+
+def test_each_text_has_its_own_questions_to_the_ranker() -> None:
+    busy, go = threading.Event(), threading.Event()
+
+    class Slow:
+        def rank(self, features: np.ndarray) -> dict[str, float]:
+            busy.set()
+            assert go.wait(10)
+            return {"a": float(features[0])}
+
+    ranker = RankerThread(Slow())
+    try:
+        ranker.ask(1, np.full(1, 0.1, np.float32))
+        assert busy.wait(10)
+        for ticket, rate in ((2, 0.2), (3, 0.9), (3, 0.3)):
+            ranker.ask(ticket, np.full(1, rate, np.float32))
+        go.set()
+        for ticket in (1, 2, 3):
+            ranking = ranker.take(ticket, 10)
+            assert ranking is not None
+            assert ranking["a"] == pytest.approx(ticket / 10)
+        assert ranker.answers == 3  # of text 3 the newest question only
+        assert ranker.take(3) is None
+    finally:
+        ranker.close()
+
+
+# Memory
+
+
+def need(room: int, **settings: Any) -> memory.ServingNeed:
+    config = RuntimeConfig(home=Path("x"), **settings)
+    return memory.fitted(config, weights=100 * MIB, context=1024, position=MIB // 16, room=room)
+
+
+def test_the_pool_takes_what_is_left_up_to_every_context_in_full() -> None:
+    assert need(10_000 * MIB) == memory.ServingNeed(8 * 64 * MIB, 100 * MIB, 8)
+    assert need(300 * MIB) == memory.ServingNeed(200 * MIB, 100 * MIB, 8)
+    assert need(0) == memory.ServingNeed(32 * MIB, 100 * MIB, 8)  # 512 positions, which do not fit
+    assert need(10_000 * MIB, max_sessions=1) == memory.ServingNeed(64 * MIB, 0, 1)
+    assert need(10_000 * MIB, max_sessions=9, device="torch-cpu") == memory.ServingNeed(9 * 64 * MIB, 0, 16)
+    assert need(0, kv_memory="7MiB").pool == 7 * MIB
+
+
+def test_what_is_planned_for_one_conversation_is_part_of_the_pool() -> None:
+    parts = memory.ServingNeed(200 * MIB, 100 * MIB, 8).parts
+    assert parts({"KV cache": 64 * MIB}) == {"batch graph": 100 * MIB, "KV pool": 136 * MIB}
+    assert parts({"KV cache": 300 * MIB}) == {"batch graph": 100 * MIB}
+
+
+def test_a_budget_that_is_too_small_is_named_with_all_numbers() -> None:
+    config = RuntimeConfig(memory_budget="400MiB", home=Path("x"))
+    planned = {"target": 300 * MIB, "KV cache": 64 * MIB}
+    with pytest.raises(MemoryBudgetError, match=r"serving 8 requests .* budget is 400.0 MiB.* --kv-memory") as caught:
+        memory.need_of(config, planned, weights=100 * MIB, context=1024, position=MIB // 16)
+    assert "32.0 MiB for keys and values and 100.0 MiB for batches" in str(caught.value)
+
+
+# Lengths
+
+
+class FakeGeneration:
+    def __init__(self, forecast: Forecast, limit: int = 9) -> None:
+        self._forecast, self.limit = forecast, limit
+
+    def forecast(self, looked: Any) -> Forecast:
+        return self._forecast
+
+
+def active(key: int, forecast: Forecast) -> Any:
+    return SimpleNamespace(
+        key=key, generation=FakeGeneration(forecast), session=SimpleNamespace(tokens=[1] * (10 + key))
+    )
+
+
+def test_plans_are_the_planners_lengths_of_each_texts_own_draft() -> None:
+    planner = make_load_planner("fixed:2", BatchCosts.guessed(CostTable()), CostTable())
+    chosen = Lengths(planner)
+    assert not chosen.direct
+    asked = [
+        (active(0, Forecast("a", (0.9,) * 4, (1.0,) * 4)), None),
+        (active(1, Forecast(None, (), ())), None),
+        (active(2, Forecast("b", (0.5,) * 3, (1.0,) * 3, 0, 3)), None),
+        (active(3, Forecast("a", (0.5,), (1.0,))), None),
+    ]
+    plans = chosen.plans(asked, queued=3, kv_free=0.5, prefill_rows=16)  # type: ignore[arg-type]
+    assert [(plan.draft, plan.gamma) for plan in plans] == [("a", 2), (None, 0), ("b", 3), ("a", 1)]
+    assert plans[1] is PLAIN
+    assert plans[2].floor == 0.0
+
+
+def test_what_came_of_a_batch_is_told_unless_one_failed_on_the_way() -> None:
+    told: list[Any] = []
+    planner = SimpleNamespace(
+        name="edgespec:8", floor=0.25, lengths=lambda view: [2] * len(view.running), observe=told.append
+    )
+    chosen = Lengths(planner)  # type: ignore[arg-type]
+    assert chosen.direct
+    asked = [(active(i, Forecast("a", (0.9,) * 4, (1.0,) * 4)), None) for i in range(2)]
+    (first, _) = chosen.plans(asked, queued=0, kv_free=1.0, prefill_rows=0)  # type: ignore[arg-type]
+    assert first.floor == 0.25
+    record = BatchRecord(1.0, 2, 6, requests=("x", "y"), drafted=(2, 1), accepted=(1, 0), emitted=(2, 1), seconds=0.5)
+    chosen.observe(record)
+    assert (told[0].lengths, told[0].accepted, told[0].rows, told[0].seconds) == ((2, 1), (1, 0), 6, 0.5)
+    assert [one.context for one in told[0].view.running] == [10, 11]
+    chosen.plans(asked, queued=0, kv_free=1.0, prefill_rows=0)  # type: ignore[arg-type]
+    chosen.observe(BatchRecord(1.0, 1, 3, requests=("x",)))
+    chosen.observe(record)  # nothing was planned
+    assert len(told) == 1
+
+
+# Drafters
+
+
+def test_texts_of_one_draft_take_turns_and_drafts_work_beside_each_other() -> None:
+    drafters, both, done = Drafters(2), threading.Barrier(2, timeout=10), list[tuple[str, int]]()
+
+    def job(name: str, number: int) -> Any:
+        def work() -> None:
+            if number == 0:
+                both.wait()  # the other draft runs at the same time
+            done.append((name, number))
+
+        return work
+
+    drafters.run([("a", job("a", 0)), ("b", job("b", 0)), ("a", job("a", 1)), (None, lambda: done.append(("-", 0)))])
+    drafters.close()
+    assert sorted(done) == [("-", 0), ("a", 0), ("a", 1), ("b", 0)]
+    assert done.index(("a", 0)) < done.index(("a", 1))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("edgespec-drafts")]
