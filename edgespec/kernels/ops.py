@@ -2,7 +2,7 @@
 
 Nothing here looks at a tensor's values on the host. Launches depend on shapes alone, and positions, lengths and counts
 stay in device tensors, so a captured CUDA graph serves every length. What each operation computes, with shapes, stands
-in `edgespec.kernels.reference`.
+in `edgespec.kernels.reference` and, for keys and values, in `edgespec.kernels.paged`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from edgespec.kernels import reference
+from edgespec.kernels import paged, reference
+from edgespec.kernels.paged import PagedLayer
 from edgespec.kernels.weights import QuantisedTorch
 
 Choice = Literal["auto", "triton", "torch"]
@@ -125,42 +126,30 @@ def rotary_and_write(
     qkv: Tensor,
     cos: Tensor,
     sin: Tensor,
-    positions: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    kv: PagedLayer,
+    width: int,
     heads: int,
-    kv_heads: int,
     *,
     norms: tuple[Tensor, Tensor, float] | None = None,
 ) -> Tensor:
-    """Rotated q [M, heads, d]; rotated keys, and values, are written into the buffers at `positions` [M]."""
-    _, capacity, width = keys.shape
-    if qkv.shape[1] != (heads + 2 * kv_heads) * width or values.shape != keys.shape or keys.shape[0] != kv_heads:
-        raise ValueError(f"qkv {list(qkv.shape)} and keys {list(keys.shape)} do not fit {heads} and {kv_heads} heads")
-    if cos.shape != sin.shape or cos.shape[0] < capacity or cos.shape[1] * 2 != width:
-        raise ValueError(f"rotary tables {list(cos.shape)} do not reach over {capacity} positions of width {width}")
-    if not (keys.is_contiguous() and values.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()):
-        raise ValueError("keys, values and rotary tables must be contiguous")
-    home = _home("rotary", reference, qkv.device)
-    return home.rotary_and_write(  # type: ignore[no-any-return]
-        qkv, cos, sin, positions, keys, values, heads, kv_heads, norms=norms
-    )
+    """Rotated q [S * width, heads, d]; rotated keys, and values, are written into the sequences' blocks."""
+    _check_paged(kv, width, qkv.shape[0])
+    if qkv.shape[1] != (heads + 2 * kv.kv_heads) * kv.head_dim:
+        raise ValueError(f"qkv {list(qkv.shape)} does not fit {heads} and {kv.kv_heads} heads of {kv.head_dim}")
+    if cos.shape != sin.shape or cos.shape[1] * 2 != kv.head_dim or not (cos.is_contiguous() and sin.is_contiguous()):
+        raise ValueError(f"rotary tables {list(cos.shape)}, {list(sin.shape)} do not fit heads of {kv.head_dim}")
+    home = _home("rotary", paged, qkv.device)
+    return home.rotary_and_write(qkv, cos, sin, kv, width, heads, norms=norms)  # type: ignore[no-any-return]
 
 
-def attention(
-    q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, span: int, window: int | None = None
-) -> Tensor:
-    """Causal attention [M, heads * d] of q [M, heads, d] over the first `span` positions of keys and values."""
-    kv_heads, capacity, width = keys.shape
-    if q.shape[2] != width or q.shape[1] % kv_heads or values.shape != keys.shape:
-        raise ValueError(f"q {list(q.shape)} does not fit keys {list(keys.shape)} and values {list(values.shape)}")
-    if not 1 <= span <= capacity or (window is not None and window < 1):
-        raise ValueError(f"a span of {span} (window {window}) does not fit buffers of {capacity} positions")
-    if keys.stride() != values.stride() or keys.stride(2) != 1 or keys.stride(1) != width:
-        raise ValueError("keys and values must have dense rows and equal strides")
-    return _home("attention", reference, q.device).attention(  # type: ignore[no-any-return]
-        q, keys, values, positions, span, window
-    )
+def attention(q: Tensor, kv: PagedLayer, width: int, window: int | None = None, *, span: int | None = None) -> Tensor:
+    """Causal attention [S * width, heads * d] of q [S * width, heads, d] over the sequences' blocks."""
+    _check_paged(kv, width, q.shape[0])
+    if q.shape[2] != kv.head_dim or q.shape[1] % kv.kv_heads:
+        raise ValueError(f"q {list(q.shape)} does not fit {kv.kv_heads} key heads of {kv.head_dim}")
+    if (span is not None and span < width) or (window is not None and window < 1):
+        raise ValueError(f"{width} rows do not fit a span of {span} (window {window})")
+    return _home("attention", paged, q.device).attention(q, kv, width, window, span=span)  # type: ignore[no-any-return]
 
 
 def accept_greedy(logits: Tensor, proposed: Tensor) -> Tensor:
@@ -202,6 +191,17 @@ def _home(name: str, otherwise: ModuleType, device: torch.device) -> ModuleType:
     from importlib import import_module
 
     return import_module(f"edgespec.kernels.{name}")
+
+
+def _check_paged(kv: PagedLayer, width: int, rows: int) -> None:
+    """What kernels rely on; shapes alone are looked at."""
+    first = kv.keys[0]
+    if rows != kv.starts.shape[0] * width or kv.distances.shape != kv.blocks.shape or len(kv.blocks) != len(kv.starts):
+        raise ValueError(f"{rows} rows are not {kv.starts.shape[0]} sequences of {width}, or tables are missing")
+    if kv.block % paged.ALIGNED or any(slab.shape != first.shape for slab in (*kv.keys, *kv.values)):
+        raise ValueError(f"slabs must have one shape, of blocks of a multiple of {paged.ALIGNED} positions")
+    if not all(slab.is_contiguous() for slab in (*kv.keys, *kv.values)):
+        raise ValueError("keys and values must be contiguous")
 
 
 def _check_product(x: Tensor, weight: Weight) -> None:

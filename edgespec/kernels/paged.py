@@ -1,4 +1,4 @@
-"""Keys and values in blocks: what a layer's kernels get to know of them, and the torch references on them.
+"""Keys and values in blocks: what a layer's kernels get to know of them, and the torch references that work on them.
 
 Rows of a step belong to S sequences of W tokens each: row r is token r % W of sequence r // W, at position
 starts[r // W] + r % W. Everything that changes from step to step lies in tensors, so that one captured graph serves
@@ -14,14 +14,16 @@ from torch import Tensor
 
 from edgespec.kernels import reference
 
+ALIGNED = 16  # elements: kernels read keys and values 16 bytes and more at a time
+
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
     """Keys and values of one layer.
 
     keys, values: per slab [blocks, kv_heads, block, head_dim]. blocks: int64 [S, most blocks of a sequence], numbers
-    over all slabs, -1 where there is none. distances: the same in elements from the first slab's first block, which is
-    how kernels address. starts: int64 [S], positions that each sequence holds before the step.
+    over all slabs. distances: the same in elements from the first slab's first block, each a multiple of `ALIGNED`;
+    this is how kernels address. starts: int64 [S], positions that each sequence holds before the step.
     """
 
     keys: tuple[Tensor, ...]
@@ -38,6 +40,10 @@ class PagedLayer:
     @property
     def kv_heads(self) -> int:
         return self.keys[0].shape[1]
+
+    @property
+    def head_dim(self) -> int:
+        return self.keys[0].shape[3]
 
     def positions(self, width: int) -> Tensor:
         """int64 [S * width] of the rows of a step."""
@@ -62,15 +68,16 @@ def rotary_and_write(
 ) -> Tensor:
     """Rotate queries and keys, write keys and values into their blocks: returns q [S * width, heads, head_dim].
 
-    qkv [S * width, (heads + 2 kv_heads) * head_dim]; cos, sin float32 [positions, head_dim / 2]. norms: as in
-    `reference.rotary_and_write`.
+    qkv [S * width, (heads + 2 kv_heads) * head_dim]; cos, sin float32 [positions, head_dim / 2]. The halves of a head
+    are the two coordinates of each pair ("neox"). norms: (q weight [head_dim], k weight [head_dim], eps) of a norm of
+    each head before the rotation (Qwen3).
     """
     parts = qkv.view(qkv.shape[0], heads + 2 * kv.kv_heads, -1)
     q, k, v = parts.split((heads, kv.kv_heads, kv.kv_heads), dim=1)
     if norms is not None:
         q, k = (reference.rms_norm(part, weight, norms[2])[0] for part, weight in ((q, norms[0]), (k, norms[1])))
     positions = kv.positions(width)
-    q, k = (reference._rotated(part, cos[positions], sin[positions]) for part in (q, k))
+    q, k = (reference.rotated(part, cos[positions], sin[positions]) for part in (q, k))
     blocks, places = kv.places(width)
     for slabs, new in ((kv.keys, k), (kv.values, v)):
         for index, slab in enumerate(slabs):
@@ -81,17 +88,18 @@ def rotary_and_write(
             if len(slabs) == 1:
                 slab[at, :, places] = new.to(slab.dtype)
             else:
-                target = torch.where(inside, at, -1)
-                for row in range(target.shape[0]):  # one by one: two rows may fall on one place of a foreign slab
-                    old = slab[at[row], :, places[row]]
-                    slab[at[row], :, places[row]] = torch.where(kept[row], new[row].to(slab.dtype), old)
+                for row in range(len(at)):  # one by one: two rows may fall on one place of a foreign slab
+                    one = slice(row, row + 1)  # a plain index would be read on the host
+                    old = slab[at[one], :, places[one]]
+                    slab[at[one], :, places[one]] = torch.where(kept[one], new[one].to(slab.dtype), old)
     return q
 
 
 def attention(q: Tensor, kv: PagedLayer, width: int, window: int | None = None, *, span: int | None = None) -> Tensor:
     """Attention of q [S * width, heads, head_dim] over each row's own sequence: [S * width, heads * head_dim].
 
-    A row sees the positions up to its own, of the last `window` if that is given. span: as in `cuda.step.run`.
+    A row sees the positions up to its own, of the last `window` if that is given. span: no sequence is longer after the
+    step, where the host knows that (a prompt's piece, any number of rows); None in a captured step of up to 16 rows.
     """
     keys = kv.keys[0] if len(kv.keys) == 1 else torch.cat(kv.keys)
     values = kv.values[0] if len(kv.values) == 1 else torch.cat(kv.values)

@@ -40,49 +40,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     return (wide * scale * weight.to(wide.dtype)).to(x.dtype), summed
 
 
-def rotary_and_write(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    heads: int,
-    kv_heads: int,
-    *,
-    norms: tuple[Tensor, Tensor, float] | None = None,
-) -> Tensor:
-    """Rotate queries and keys, write keys and values at `positions`: returns q [M, heads, d].
-
-    qkv [M, (heads + 2 kv_heads) * d]; cos, sin [capacity, d/2], looked up at `positions` int64 [M]; keys, values
-    [kv_heads, capacity, d], written in place. The halves of a head are the two coordinates of each pair ("neox").
-    norms: (q weight [d], k weight [d], eps) of a norm of each head before the rotation (Qwen3).
-    A negative position is a row of padding: it is rotated as position 0, and nothing is written.
-    """
-    rows, width = qkv.shape[0], keys.shape[2]
-    parts = qkv.view(rows, heads + 2 * kv_heads, width)
-    q, k, v = parts.split((heads, kv_heads, kv_heads), dim=1)
-    if norms is not None:
-        q, k = rms_norm(q, norms[0], norms[2])[0], rms_norm(k, norms[1], norms[2])[0]
-    at = positions.clamp(min=0)
-    q, k = _rotated(q, cos[at], sin[at]), _rotated(k, cos[at], sin[at])
-    # A row of padding writes what the last real row writes, to the same place; if there is none, what stands there.
-    padding, top = positions < 0, positions.argmax()
-    place = _at(positions, top).clamp(min=0)
-    for buffer, new in ((keys, k), (values, v)):
-        written = new.transpose(0, 1).to(buffer.dtype)
-        last = torch.where(_at(padding, top), _at(buffer, place, 1), _at(written, top, 1))
-        written = torch.where(padding[None, :, None], last[:, None], written)
-        buffer.index_copy_(1, torch.where(padding, place, positions), written)
-    return q
-
-
 def _at(tensor: Tensor, index: Tensor, dim: int = 0) -> Tensor:
     """The slice at `index`, a tensor of no dimensions; plain indexing would read it on the host."""
     return tensor.index_select(dim, index[None]).squeeze(dim)
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [M, heads, d] turned by cos, sin [M, d/2]."""
     wide = torch.promote_types(x.dtype, torch.float32)
     first, second = x.to(wide).chunk(2, dim=-1)

@@ -22,6 +22,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from edgespec.kernels import ops, tuning
+from edgespec.kernels.paged import PagedLayer
 from tests.kernels.cases import quantised
 
 HALF = torch.float16
@@ -76,13 +77,16 @@ def _products() -> None:
 
 def _layers() -> None:
     ops.rms_norm(torch.zeros(2, 896, dtype=HALF), torch.zeros(896, dtype=HALF), 1e-6, torch.zeros(2, 896, dtype=HALF))
-    for width, dtype, window in ((128, HALF, None), (64, torch.bfloat16, 100)):
-        keys, tables = torch.zeros(2, 512, width, dtype=dtype), torch.zeros(512, width // 2)
-        positions, weight = torch.arange(4), torch.zeros(width, dtype=dtype)
-        qkv = torch.zeros(4, 12 * width, dtype=dtype)
+    for head_dim, dtype, window in ((128, HALF, None), (64, torch.bfloat16, 100)):
+        slab, tables = torch.zeros(8, 2, 64, head_dim, dtype=dtype), torch.zeros(512, head_dim // 2)
+        blocks = torch.zeros(1, 8, dtype=torch.int64)
+        kv = PagedLayer((slab,), (slab.clone(),), blocks, blocks.clone(), torch.zeros(1, dtype=torch.int64))
+        weight = torch.zeros(head_dim, dtype=dtype)
         norms = None if window is None else (weight, weight, 1e-6)
-        q = ops.rotary_and_write(qkv, tables, tables, positions, keys, keys.clone(), 8, 2, norms=norms)
-        ops.attention(q, keys, keys.clone(), positions, 512, window)
+        for width, span in ((4, None), (100, 200)):
+            qkv = torch.zeros(width, 12 * head_dim, dtype=dtype)
+            q = ops.rotary_and_write(qkv, tables, tables, kv, width, 8, norms=norms)
+            ops.attention(q, kv, width, window, span=span)
 
 
 def _acceptance() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from edgespec.errors import ConfigError
-from edgespec.kernels import ops, reference, tuning
+from edgespec.kernels import ops, paged, reference, tuning
 from edgespec.kernels.weights import QuantisedTorch
 from tests.kernels.conftest import COMPILED, INSTALLED
 
@@ -72,7 +72,7 @@ def test_the_package_imports_neither_torch_nor_triton_and_the_face_no_triton() -
     code = (
         "import sys, edgespec.kernels; assert not {'torch', 'triton'} & set(sys.modules)\n"
         "import torch; before = 'triton' in sys.modules\n"
-        "from edgespec.kernels import ops, reference, tuning, weights\n"
+        "from edgespec.kernels import ops, paged, reference, tuning, weights\n"
         "ops.rms_norm(torch.ones(1, 4), torch.ones(4), 1e-6)\n"
         "assert before or 'triton' not in sys.modules"
     )
@@ -88,12 +88,15 @@ def test_references_never_read_a_tensor_on_the_host(one_hot: bool) -> None:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     weight = QuantisedTorch(4, 32, blank(6, 32, dtype=torch.uint8), blank(6, 2))
-    keys, tables, positions = blank(2, 9, 16), blank(9, 8), blank(3, dtype=torch.int64)
+    tables, blocks, starts = blank(99, 8), blank(1, 4, dtype=torch.int64), blank(1, dtype=torch.int64)
     assert reference.linear(blank(3, 64), weight, residual=blank(3, 6)).shape == (3, 6)
     assert reference.gated_linear(blank(3, 64), weight).shape == (3, 3)
     assert reference.rms_norm(blank(3, 4), blank(4), 1e-6, blank(3, 4))[0].shape == (3, 4)
-    q = reference.rotary_and_write(blank(3, 8 * 16), tables, tables, positions, keys, keys, 4, 2)
-    assert reference.attention(q, keys, keys, positions, 9, 5).shape == (3, 64)
+    for slabs in (1, 2):
+        keys = (blank(4, 2, 16, 16),) * slabs
+        kv = paged.PagedLayer(keys, keys, blocks, blocks, starts)
+        q = paged.rotary_and_write(blank(3, 8 * 16), tables, tables, kv, 3, 4)
+        assert paged.attention(q, kv, 3, 5).shape == (3, 64)
     assert reference.accept_greedy(blank(3, 7), blank(2, dtype=torch.int64)).shape == (2,)
     p, guesses = blank(3, 7), blank(2, dtype=torch.int64)
     assert reference.accept_sampled(p, None if one_hot else p, guesses, blank(3)).shape == (2,)

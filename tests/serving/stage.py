@@ -58,6 +58,8 @@ class Stage:
         self.queue = RequestQueue(queue)
         self.gate = threading.Event()  # batches wait for it
         self.gate.set()
+        self.before_batch: dict[int, Callable[[], object]] = {}  # what happens right before the batch of that number
+        self._batches = 0
         self.records: list[BatchRecord] = []
         self.admitted: list[str] = []
         self.is_gone = False
@@ -112,6 +114,10 @@ class Stage:
 
     def situation(self, queued: int) -> Situation:
         assert self.gate.wait(WAIT)
+        action = self.before_batch.pop(self._batches, None)
+        self._batches += 1
+        if action is not None:
+            action()
         return Situation(queued)
 
     def after(self, record: BatchRecord, *, blocked: bool) -> BatchRecord:

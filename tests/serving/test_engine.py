@@ -40,7 +40,8 @@ def waits_for(engine: Engine, queued: int) -> None:
         time.sleep(0.001)
 
 
-def waits_for_ever(request: Any) -> None:
+def waits_for_ever(request: Any, ready: threading.Event) -> None:
+    ready.set()
     request.result(WAIT)
     threading.Event().wait(WAIT)
 
@@ -377,18 +378,19 @@ def test_ctrl_c_in_the_main_thread_leaves_the_requests_alone(engine: Engine) -> 
     asked = SamplingParams(max_new_tokens=100, ignore_eos=True)
     main = threading.main_thread().ident
     assert main is not None
-    fired: list[int] = []
+    ready, fired = threading.Event(), list[int]()
 
     def interrupt(record: Any) -> None:
         if not fired and record.requests:
             fired.append(1)
+            assert ready.wait(WAIT)
             signal.pthread_kill(main, signal.SIGINT)
 
     end = engine.watch(interrupt)
     request = engine.submit(PROMPTS[0], asked)
     try:
         with pytest.raises(KeyboardInterrupt):
-            waits_for_ever(request)
+            waits_for_ever(request, ready)
     finally:
         end()
     assert request.result(WAIT).token_ids[:24] == expected

@@ -150,34 +150,26 @@ def test_first_come_first_served_and_everybody_has_a_round_in_every_batch() -> N
 
 def test_a_long_prompt_does_not_hold_up_those_that_run() -> None:
     """It comes in pieces, and each batch that has one has a round of everybody else."""
-    stage = Stage(prefill_rows=16)
+    stage, late = Stage(prefill_rows=16), list[Request]()
     running = [stage.submit(prompt, max_new_tokens=60) for prompt in PROMPTS[:3]]
-    with stage.serving():
-        next(iter(running[2]))
-        long = stage.submit(LONG, max_new_tokens=5)
-        assert list(long.result(WAIT).token_ids) == text(LONG, 5)
-        for request in running:
-            request.result(WAIT)
-    pieces = [record for record in stage.records if record.prefill_rows and record.requests]
-    beside = [record for record in pieces if len(record.requests) == 3]
-    assert len(beside) >= len(LONG) // 16
-    assert all(record.prefill_rows <= 16 for record in pieces)
+    stage.before_batch[6] = lambda: late.append(stage.submit(LONG, max_new_tokens=5))
+    stage.ran(*running)
+    assert list(late[0].result(WAIT).token_ids) == text(LONG, 5)
+    pieces = [record for record in stage.records[7:] if record.prefill_rows]
+    assert [record.prefill_rows for record in pieces] == [16] * 10
+    assert all(len(record.requests) == 3 for record in pieces)
+    assert all(min(record.emitted) >= 1 for record in pieces)
 
 
 def test_short_prompts_share_a_piece_and_the_older_one_goes_first() -> None:
-    stage = Stage(prefill_rows=16)
-    stage.gate.clear()
+    stage, late = Stage(prefill_rows=16), list[Request]()
     running = stage.submit([9], max_new_tokens=30)
-    with stage.serving():
-        stage.gate.set()
-        next(iter(running))
-        stage.gate.clear()
-        one, two, three = (stage.submit([10 + i] * 7, max_new_tokens=8) for i in range(3))
-        stage.gate.set()
-        stage.ran_order = [request.result(WAIT) for request in (one, two, three)]  # type: ignore[attr-defined]
-    pieces = [record.prefill_rows for record in stage.records if record.requests and record.prefill_rows]
-    assert sum(pieces) == 21
-    assert max(pieces) <= 16
+    stage.before_batch[2] = lambda: late.extend(stage.submit([10 + i] * 7, max_new_tokens=20) for i in range(3))
+    stage.ran(running)
+    pieces = [(record.prefill_rows, len(record.requests)) for record in stage.records if record.prefill_rows]
+    assert pieces == [(1, 0), (16, 1), (5, 3)]  # 7 + 7 + 2, then the rest
+    for i, request in enumerate(late):
+        assert list(request.result(WAIT).token_ids) == text([10 + i] * 7, 20)
 
 
 def test_two_hundred_requests_and_none_is_lost() -> None:
@@ -230,18 +222,15 @@ def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
 
 def test_a_deadline_ends_what_waits_and_what_runs() -> None:
     stage = Stage(most=1)
-    stage.gate.clear()
-    with stage.serving():
-        running = stage.submit(PROMPT, max_new_tokens=100)
-        waiting = stage.submit(PROMPT, deadline_s=1e-9)
-        stage.gate.set()
-        next(iter(running))
-        running.deadline = 0.0  # long past
-        for request in (running, waiting):
-            assert request.result(WAIT).finish_reason == "cancelled"
-            assert (request.status, request.cancel_reason) == ("cancelled", "deadline")
-        assert waiting.result().token_ids == ()
-        assert 0 < len(running.result().token_ids) < 100
+    running = stage.submit(PROMPT, max_new_tokens=100)
+    waiting = stage.submit(PROMPT, deadline_s=1e-9)
+    stage.before_batch[5] = lambda: setattr(running, "deadline", 0.0)  # long past
+    stage.ran(running, waiting)
+    for request in (running, waiting):
+        assert request.result(WAIT).finish_reason == "cancelled"
+        assert (request.status, request.cancel_reason) == ("cancelled", "deadline")
+    assert waiting.result().token_ids == ()
+    assert list(running.result().token_ids) == text(PROMPT, 6)
 
 
 # Cancelling
@@ -263,42 +252,26 @@ def test_cancelled_in_the_queue() -> None:
 
 
 def test_cancelled_in_its_prefill() -> None:
-    target = ToyDecoder()
-    stage = Stage(target, prefill_rows=16)
+    stage, late = Stage(prefill_rows=16), list[Request]()
     other = stage.submit(PROMPT, max_new_tokens=40)
-    with stage.serving():
-        next(iter(other))
-        long = stage.submit(LONG, max_new_tokens=4)
-
-        def leave() -> None:
-            if long.status == "prefill" and any(len(call) == 16 for call in target.calls):
-                long.cancel()
-
-        target.before = leave
-        assert long.result(WAIT).finish_reason == "cancelled"
-        assert long.result().token_ids == ()
-        assert list(other.result(WAIT).token_ids) == text(PROMPT, 40)
-    read = sum(len(call) for call in target.calls if len(call) == 16)
-    assert read < len(LONG)
+    stage.before_batch[2] = lambda: late.append(stage.submit(LONG, max_new_tokens=4))
+    stage.before_batch[6] = lambda: late[0].cancel()
+    (result,) = stage.ran(other)
+    assert list(result.token_ids) == text(PROMPT, 40)
+    cancelled = late[0].result(WAIT)
+    assert (cancelled.finish_reason, cancelled.token_ids) == ("cancelled", ())
+    assert [record.prefill_rows for record in stage.records[3:8]] == [16, 16, 16, 16, 0]
 
 
 def test_cancelled_in_a_round() -> None:
-    target = ToyDecoder()
-    stage = Stage(target)
+    stage = Stage()
     requests = [stage.submit([5 + i, 6], max_new_tokens=50) for i in range(3)]
-
-    def leave() -> None:
-        if len(target.calls) == 20:
-            requests[1].cancel()
-
-    target.before = leave
-    with stage.serving():
-        got = requests[1].result(WAIT)
-        assert got.finish_reason == "cancelled"
-        assert list(got.token_ids) == text([6, 6], 50)[: len(got.token_ids)]
-        assert 0 < len(got.token_ids) < 50
-        for i in (0, 2):
-            assert list(requests[i].result(WAIT).token_ids) == text([5 + i, 6], 50)
+    stage.before_batch[20] = requests[1].cancel
+    first, got, third = stage.ran(*requests)
+    assert got.finish_reason == "cancelled"
+    assert list(got.token_ids) == text([6, 6], 21)  # the round that ran still counts
+    assert list(first.token_ids) == text([5, 6], 50)
+    assert list(third.token_ids) == text([7, 6], 50)
     requests[0].cancel()  # too late: nothing happens
     assert (requests[0].status, requests[0].cancel_reason) == ("finished", None)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import ModelError
+from edgespec.kernels.paged import ALIGNED
 from edgespec.models.spec import ModelSpec
 
 BLOCK = 64  # positions
@@ -67,8 +68,8 @@ class PagedPool:
         first, other = self._slabs[0], self._slabs[slab]
         apart = other.data_ptr() - first.data_ptr()
         step, wrong = divmod(apart, first.element_size())
-        if wrong:
-            raise ModelError("two slabs of the KV cache do not lie a whole number of elements apart")
+        if wrong or step % ALIGNED:
+            raise ModelError(f"two slabs of the KV cache do not lie a multiple of {ALIGNED} elements apart")
         return step + place * first.stride(2)
 
     def take(self) -> int:

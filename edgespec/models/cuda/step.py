@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgespec.kernels import ops, paged
+from edgespec.kernels import ops
 from edgespec.kernels.paged import PagedLayer
 from edgespec.kernels.weights import QuantisedTorch
 from edgespec.models.cuda.kv import PagedPool
@@ -35,10 +35,10 @@ def run(
         kv = PagedLayer(pool.keys(index), pool.values(index), blocks, distances, starts)
         normed, residual = ops.rms_norm(branch, layer.input_norm, epsilon, residual)
         norms = None if layer.head_norms is None else (*layer.head_norms, epsilon)
-        queries = paged.rotary_and_write(
+        queries = ops.rotary_and_write(
             product(normed, layer.qkv), model.cos, model.sin, kv, width, spec.num_heads, norms=norms
         )
-        attended = paged.attention(queries, kv, width, spec.windows[index], span=span)
+        attended = ops.attention(queries, kv, width, spec.windows[index], span=span)
         normed, residual = ops.rms_norm(product(attended, layer.output), layer.mlp_norm, epsilon, residual)
         branch = product(gated(normed, layer.gate_up), layer.down)
     return ops.rms_norm(branch, model.norm, epsilon, residual)[0]
