@@ -30,13 +30,14 @@ CHUNK = 256  # tokens of one forward while catching up
 class Checkpoint:
     """Where a standalone draft's decoder comes from: its architecture, and how to build it.
 
-    nbytes: what the decoder takes, keys and values of one conversation included. build: raises as `Loadable.load`.
+    nbytes: what the decoder takes, keys and values of one conversation included. build: raises as `Loadable.load`; it
+    may take over what another draft left in the slot, and leave what it makes there.
     """
 
     spec: ModelSpec
     nbytes: int
     files: tuple[Path, ...]
-    build: Callable[[LoadControl], Decoder]
+    build: Callable[[Slot, LoadControl], Decoder]
 
 
 class StandaloneDraft:
@@ -51,6 +52,7 @@ class StandaloneDraft:
     kind = "standalone"
     reads_hidden = False
     buffer_bytes = 0  # the engines keep weights in memory of their own
+    refills = True  # what is left in a slot is the builder's to take or to free
 
     def __init__(
         self, name: str, decoder: Decoder | Checkpoint, token_count: int, *, max_positions: int | None = None
@@ -91,7 +93,7 @@ class StandaloneDraft:
         if self._checkpoint is None:
             raise DraftError(f"draft {self.name} was made from a decoder that is closed now; it cannot be loaded again")
         control.checkpoint()
-        decoder = self._checkpoint.build(control)
+        decoder = self._checkpoint.build(slot, control)
         try:
             control.checkpoint()
             if decoder.spec != self._checkpoint.spec:

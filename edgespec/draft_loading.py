@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drafts import hub_sets, zoo
-from drafts.base import Draft, DraftSession, LoadControl
+from drafts.base import Draft, DraftSession, LoadControl, Slot
 from drafts.manifest import MANIFEST, RESERVED, Manifest
 from drafts.ngram import NgramDraft
 from drafts.standalone import Checkpoint, StandaloneDraft
@@ -242,7 +242,8 @@ def _standalone(
         positions = min(target.context, weights.spec.max_positions)
         nbytes = planned_bytes(weights, device_of(config), config.weight_format)
         nbytes += positions * position_bytes(weights.spec)
-        build = partial(_build, label, path, weights.fingerprint(), positions, config, manifest)
+        rows = min(target.tokenizer.size, weights.spec.vocab_size)
+        build = partial(_build, label, path, weights.fingerprint(), positions, rows, config, manifest)
         checkpoint = Checkpoint(weights.spec, nbytes, _files(path, manifest), build)
     return StandaloneDraft(label, checkpoint, target.tokenizer.size, max_positions=positions)
 
@@ -259,11 +260,16 @@ def _build(
     path: Path,
     fingerprint: str,
     positions: int,
+    rows: int,
     config: RuntimeConfig,
     manifest: Manifest | None,
+    slot: Slot,
     control: LoadControl,
 ) -> Decoder:
-    """The decoder of a checkpoint that must still be the one with that fingerprint."""
+    """The decoder of a checkpoint that must still be the one with that fingerprint. rows: of its head that are tokens.
+
+    On a CUDA device it takes over what the last draft of its form left in `slot`, with its graphs.
+    """
     if manifest is not None:
         for name in manifest.files:
             control.checkpoint()
@@ -273,4 +279,11 @@ def _build(
         if weights.fingerprint() != fingerprint:
             raise DraftError(f"{path}: is another checkpoint than when draft {label} was added; add it again")
         control.checkpoint()
-        return decoder_for(config, weights, positions, catalog.home(config.home))
+        anew = partial(decoder_for, config, weights, positions, catalog.home(config.home))
+        if device_of(config) != "cuda" or not hasattr(slot, "kept"):
+            return anew()
+        from edgespec.models.cuda.slots import load_into
+
+        decoder = load_into(slot, weights, positions, anew, control.checkpoint)  # type: ignore[arg-type]
+        decoder.prepare_guesses(rows)
+        return decoder

@@ -20,14 +20,15 @@ from edgespec.config import RuntimeConfig
 from edgespec.errors import ModelError
 from edgespec.files import write_text
 from edgespec.memory.budget import check_fits, parse_budget
-from edgespec.memory.topology import detect
+from edgespec.memory.topology import Topology, detect, is_integrated
 from edgespec.models.base import Decoder
-from edgespec.models.build import build_decoder, planned_bytes
+from edgespec.models.build import CUDA_FORMATS, build_decoder, cuda_works, planned_bytes
 from edgespec.models.cpu import usable_threads
 from edgespec.models.spec import ModelSpec
 from edgespec.models.tokenizer import Tokenizer, load_tokenizer
 from edgespec.models.weights import WeightFile, open_weights
 from predictor.costs import CostTable
+from predictor.planner import GAMMA_MAX
 
 if TYPE_CHECKING:
     from edgespec.download import Progress
@@ -87,6 +88,11 @@ def load_target(config: RuntimeConfig, progress: Progress | None) -> Target:
         tokenizer = tokenizer_of(path, weights, home)
         facts = _facts(config.model, weights, tokenizer)
         decoder = decoder_for(config, weights, context, home)
+        try:
+            prepare_steps(config, decoder)
+        except BaseException:
+            decoder.close()
+            raise
         costs_file = home / "costs" / f"{_cost_key(config, weights)}.json"
     return Target(decoder, tokenizer, context, _saved_costs(costs_file), costs_file, planned, facts)
 
@@ -131,7 +137,28 @@ def threads_of(config: RuntimeConfig) -> int | None:
 
 
 def device_of(config: RuntimeConfig) -> str:
-    return "cpu" if config.device == "auto" else config.device
+    """The engine that is meant. "auto": the GPU's where torch can use one, but the CPU's for a format only that has."""
+    if config.device != "auto":
+        return config.device
+    return "cuda" if config.weight_format in CUDA_FORMATS and cuda_works() else "cpu"
+
+
+def topology_of(config: RuntimeConfig) -> Topology:
+    """The memory that the engine's weights, keys and values take."""
+    device = device_of(config)
+    if device != "cuda" or is_integrated():
+        return detect(device)
+    from edgespec.models.cuda.memory import device_memory
+
+    return detect(device, device_memory=device_memory)
+
+
+def prepare_steps(config: RuntimeConfig, decoder: Decoder) -> None:
+    """Let an engine that captures its steps do so now for what rounds usually verify, not within the first of them."""
+    prepare = getattr(decoder, "prepare_steps", None)
+    if prepare is not None:
+        longest = GAMMA_MAX if config.gamma == "auto" else config.gamma
+        prepare(range(1, longest + 2))
 
 
 def position_bytes(spec: ModelSpec) -> int:
@@ -155,7 +182,7 @@ def _fitting_context(config: RuntimeConfig, weights: WeightFile) -> tuple[int, d
         need["KV cache"] = config.context * position
         check_memory(config, need)
         return config.context, need
-    topology = detect(device_of(config))
+    topology = topology_of(config)
     room = min(parse_budget(config.memory_budget, topology), topology.available_bytes()) - sum(need.values())
     context = fitting_context(config, spec, room)
     need["KV cache"] = context * position
@@ -176,7 +203,7 @@ def fitting_context(config: RuntimeConfig, spec: ModelSpec, room: int) -> int:
 
 def check_memory(config: RuntimeConfig, need: dict[str, int], before: Mapping[str, int] | None = None) -> None:
     """Refuse what does not fit beside what was planned before. Of what is free, only the new parts are wanted."""
-    topology = detect(device_of(config))
+    topology = topology_of(config)
     if config.memory_budget != "auto":  # "auto" is what is free now, of which the parts before hold theirs already
         check_fits({**(before or {}), **need}, parse_budget(config.memory_budget, topology))
     check_fits(need, parse_budget("auto", topology), topology.available_bytes())
@@ -198,7 +225,7 @@ def tokenizer_of(path: Path, weights: WeightFile, home: Path) -> Tokenizer:
 def _cost_key(config: RuntimeConfig, weights: WeightFile) -> str:
     device = f"{platform.node()}:{platform.machine()}:{platform.processor()}:{os.cpu_count()}"
     threads = threads_of(config) or usable_threads()
-    text = f"{weights.fingerprint()}:{config.device}:{config.weight_format}:{threads}:{device}"
+    text = f"{weights.fingerprint()}:{device_of(config)}:{config.weight_format}:{threads}:{device}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -16,11 +16,10 @@ from drafts.base import Loadable
 from edgespec import catalog
 from edgespec.config import RuntimeConfig
 from edgespec.errors import ConfigError, MemoryBudgetError
-from edgespec.loading import Target, check_memory, device_of
+from edgespec.loading import Target, check_memory, topology_of
 from edgespec.memory.budget import parse_budget
 from edgespec.memory.plan import DraftNeed, MemoryPlan
 from edgespec.memory.pressure import PressureMonitor
-from edgespec.memory.topology import detect
 from edgespec.memory.working_set import Lease, WorkingSet, WorkingSetEvent
 from edgespec.policy_memory import PolicyMemory
 from edgespec.steering import Scheduler
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_REST_SECONDS = 1.0  # for a draft to leave, where the target cannot go on without its memory
 _START_SECONDS = 60.0  # for the first drafts to be loaded, before the first prompt
 _NO_MEANS = (MemoryError, OSError, RuntimeError)  # address space, threads: what only drafts need
 
@@ -77,7 +77,7 @@ def slots_that_fit(config: RuntimeConfig, target: Target, drafts: Sequence[Draft
     if not weighty:
         return Room()
     own = {draft.name: int(getattr(draft, "conversation_bytes", 0)) for draft in weighty}
-    topology = detect(device_of(config))
+    topology = topology_of(config)
     # What is free now, of which the target holds its part already.
     free = parse_budget("auto", topology) + sum(target.planned.values())
     budget = free if config.memory_budget == "auto" else parse_budget(config.memory_budget, topology)
@@ -162,7 +162,7 @@ class HeldDrafts:
 
     def _make_set(self, drafts: Sequence[Loadable]) -> WorkingSet:
         """Without slots, if what they need cannot be had."""
-        room, topology = self._room, detect(device_of(self._config))
+        room, topology = self._room, topology_of(self._config)
         pressure = PressureMonitor.of(topology, slots=room.slots, slot_bytes=room.slot_bytes) if room.slots else None
         try:
             return WorkingSet(
@@ -308,6 +308,14 @@ class CurrentSet:
     def acquire(self) -> AbstractContextManager[Lease]:
         held = self._held()
         return nullcontext(Lease(0, _nothing, _nothing)) if held is None else held.working_set.acquire()
+
+    def shrink(self, reason: str, *, wait: bool) -> None:
+        """One draft less from now on; wait: until it has left, but not for long."""
+        held = self._held()
+        if held is not None and held.working_set.capacity:
+            held.working_set.set_capacity(held.working_set.capacity - 1, reason)
+            if wait:
+                held.working_set.wait_for_rest(_REST_SECONDS)
 
 
 def _nothing(_ticket: int) -> None:

@@ -25,6 +25,7 @@ from predictor.plans import (
 from predictor.shadows import Shadows
 
 __all__ = [
+    "GAMMA_MAX",
     "NOTHING_TO_DRAFT",
     "PLAIN",
     "SEEDED_GAMMA",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 # What is assumed about a level before anything was seen: 1 is "a model that can run", more the length of a match.
+GAMMA_MAX = 8  # the longest block that is planned
 _PRIORS = (0.0, 0.5, 0.3, 0.45, 0.55, 0.65, 0.75)
 _HOPELESS = 0.01  # a token that is reached and right more rarely is not worth the arithmetic
 _GUARD = 0.035  # a draft must promise that much more than plain steps: an estimate from a few tries is off by more
@@ -90,7 +92,7 @@ class AutoPlanner:
 
     off = False
 
-    def __init__(self, costs: CostTable | None = None, gamma_max: int = 8) -> None:
+    def __init__(self, costs: CostTable | None = None, gamma_max: int = GAMMA_MAX) -> None:
         if gamma_max < 1:
             raise ValueError(f"gamma_max must be 1 or more, not {gamma_max}")
         self.costs = costs or CostTable()

@@ -233,6 +233,7 @@ def _configuration(args: argparse.Namespace) -> list[Check]:
 def _model(args: argparse.Namespace) -> list[Check]:
     """Whether the model is here, and whether its header reads; nothing is fetched."""
     from edgespec import catalog
+    from edgespec.loading import device_of
     from edgespec.memory import topology
     from edgespec.models.build import planned_bytes
     from edgespec.models.weights import open_weights
@@ -251,7 +252,7 @@ def _model(args: argparse.Namespace) -> list[Check]:
         ]
     with open_weights(path) as weights:
         spec = weights.spec
-        need = planned_bytes(weights, "cpu" if config.device == "auto" else config.device, config.weight_format)
+        need = planned_bytes(weights, device_of(config), config.weight_format)
         where = "" if str(path) == name else f", at {path}"
         detail = f"{name}: {spec.architecture}, {spec.num_layers} layers, context {spec.max_positions}{where}"
     detail += f"; {size(need)} of weights in memory"

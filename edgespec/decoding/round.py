@@ -22,6 +22,7 @@ from edgespec.decoding.drafting import Shadow, guess_shadows, propose, read_piec
 from edgespec.decoding.guard import Guarded
 from edgespec.decoding.halves import Looked, Prepared, Seen, Shared, clipped, trace_round
 from edgespec.decoding.params import SamplingParams
+from edgespec.decoding.room import run_round
 from edgespec.decoding.sampling import LogitsPipeline, token_logprob
 from edgespec.decoding.session import Session
 from edgespec.decoding.stopping import Answer
@@ -234,12 +235,8 @@ class Generation:
         self._counts.prefilled(self._reused, self._began_prefill, perf_counter_ns(), complete=complete)
 
     def round(self) -> Seen:
-        """One round, by the planner's own plan and with a forward of its own."""
-        with self.session.leased() as resident:
-            looked = self.look()
-            prepared = self.prepare(looked, self.plan(looked))
-            logits = self.session.verify(prepared.proposal.tokens)
-            seen = self.finish(prepared, logits, resident)
+        """One round, by the planner's own plan and with a forward of its own (two, if memory runs out)."""
+        seen = run_round(self)
         self.learned(seen)
         return seen
 

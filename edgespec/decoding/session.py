@@ -186,9 +186,32 @@ class Session:
                 return None
             part = self.ask_prefill(self._chunk)
             with self.tracer.span("prefill", width=len(part.tokens)):
-                logits = self._forward(part).logits
+                logits = self._forward_with_room(part).logits
             self.valid += len(part.tokens)
         return logits
+
+    def _forward_with_room(self, part: Part) -> ForwardOutput:
+        """`_forward`; where the target lacks memory, once more when a draft has made room."""
+        try:
+            return self._forward(part)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            self.make_room(error)
+        return self._forward(part)
+
+    def make_room(self, error: Exception, *, wait: bool = True) -> None:
+        """The target lacks memory: a draft leaves for it, as do buffers that are only kept for later.
+
+        wait: a moment, until the draft has left; only outside of a lease, which would hold it.
+        """
+        _log.warning("the target ran out of memory; it tries again with one draft less: %s", error)
+        shrink = getattr(self._residency, "shrink", None)
+        if shrink is not None:
+            shrink("the target ran out of memory", wait=wait)
+        trim = getattr(self.target, "trim", None)
+        if trim is not None:
+            trim()
 
     def verify(self, guesses: list[int]) -> FloatArray:
         """One target forward over the last committed token and `guesses`: rows [len(guesses) + 1, vocab_rows].

@@ -1,11 +1,11 @@
 """Attention of a few queries over keys and values in blocks, split over the context.
 
 The split kernel's programs each take `chunk` positions of one key head of one sequence, for the queries of all heads
-that share it; `_merge` joins the chunks that a row sees, in order (the split softmax of Flash-Decoding). Chunks begin at
-multiples of `chunk` whatever the lengths are, and a tile of positions that a row does not see changes nothing of it: so
-a row's bits depend neither on how long the table is, nor on how many rows come with it. Lengths are read on the device
-and the grid covers the whole table: one captured graph serves every length, programs without a position to look at end
-at once.
+that share it; `_merge` joins the chunks that a row sees, in order (the split softmax of Flash-Decoding). Chunks begin
+at multiples of `chunk` whatever the lengths are, and a tile of positions that a row does not see changes nothing of it:
+so a row's bits depend neither on how long the table is, nor on how many rows come with it. Lengths are read on the
+device and the grid covers the whole table: one captured graph serves every length, programs without a position to look
+at end at once.
 
 A prompt's piece (`span` given) takes the same kernel in taller tiles of rows and with a single chunk. There are enough
 programs then without a split, and the partial results of hundreds of rows would take more memory than the keys. torch's
@@ -143,7 +143,7 @@ def attention(q: Tensor, kv: PagedLayer, width: int, window: int | None = None, 
         q, kv.keys[0], kv.values[0], kv.distances.contiguous(), kv.starts, sums, peaks, weights, width, most, chunk,
         row_blocks, window or 0, rows * heads, head_dim**-0.5,
         HEADS=heads, GROUP=group, WIDTH=head_dim, PADDED=padded, PAGE=kv.block, BLOCK=math.gcd(config.block, kv.block),
-        ROWS=tile, WINDOWED=window is not None, DOT_TYPE=dot_type(q.dtype), num_warps=config.warps,
+        ROWS=tile, WINDOWED=window is not None, DOT_TYPE=dot_type(q.dtype), num_warps=max(config.warps, tile // 8),
         num_stages=config.stages,
     )  # fmt: skip
     out = torch.empty((rows, heads * head_dim), dtype=q.dtype, device=q.device)

@@ -89,7 +89,10 @@ class Jobs:
         try:
             stamps = _stamps(job)  # before anything is read, so that a later change is noticed
             job.control.checkpoint()
-            record.draft.load(_slot(job), job.control)
+            slot = _slot(job)
+            if not getattr(record.draft, "refills", False):
+                slot.let_go()
+            record.draft.load(slot, job.control)
             if not record.draft.loaded:
                 raise DraftError(f"draft {record.name} is not there after it was loaded")
         except BaseException as caught:

@@ -7,18 +7,34 @@ out of service while memory is short gives its pages back and keeps its address.
 
 from __future__ import annotations
 
+import logging
 import mmap
 from collections.abc import Collection
 from contextlib import suppress
+from typing import Protocol
+
+_log = logging.getLogger(__name__)
+
+
+class Kept(Protocol):
+    """What a draft leaves in its slot for the next one of its kind."""
+
+    def free(self) -> None:
+        """Give its memory back. Idempotent."""
 
 
 class MemorySlot:
-    """One slot. buffer: writable bytes, page-aligned, at the same address as long as the pool lives."""
+    """One slot. buffer: writable bytes, page-aligned, at the same address as long as the pool lives.
 
-    __slots__ = ("_memory", "buffer", "index")
+    kept: what the last draft left in other memory (a GPU's), which counts as this slot's; drafts that can take it over
+    have an attribute `refills = True`.
+    """
+
+    __slots__ = ("_memory", "buffer", "index", "kept")
 
     def __init__(self, index: int, nbytes: int) -> None:
         self.index = index
+        self.kept: Kept | None = None
         self._memory: mmap.mmap | None = None
         if nbytes:
             # Private: pages of a shared anonymous map stay when they are given up.
@@ -28,11 +44,22 @@ class MemorySlot:
 
     def give_up_pages(self) -> None:
         """What was written is lost, and the system has its memory back. Only for a slot that nobody uses."""
+        self.let_go()
         if self._memory is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._memory.madvise(mmap.MADV_DONTNEED)
 
+    def let_go(self) -> None:
+        """Free what is `kept`, whatever its code raises."""
+        kept, self.kept = self.kept, None
+        try:
+            if kept is not None:
+                kept.free()
+        except Exception:
+            _log.exception("slot %d does not give back what it kept", self.index)
+
     def close(self) -> None:
         """Unmap, unless something still points into the buffer: then the memory goes with the last of those."""
+        self.let_go()
         with suppress(BufferError):
             self.buffer.release()
             if self._memory is not None:

@@ -45,6 +45,7 @@ __all__ = ["Counters", "DraftState", "Lease", "State", "WorkingSet", "WorkingSet
 
 _log = logging.getLogger(__name__)
 
+_REST_SECONDS = 0.002  # between two looks whether a slot has become empty
 _LOOK_AGAIN = 0.1  # seconds: a lease that is forgotten wakes nobody
 
 
@@ -231,6 +232,17 @@ class WorkingSet:
         """Whether no slot holds anything and all have given their memory back."""
         with self._books.lock:
             return self._books.schedule.pool.resting == self.slots
+
+    def wait_for_rest(self, seconds: float) -> bool:
+        """Whether, within that time, all slots beyond the capacity are empty and have given their memory back."""
+        deadline, books = time.monotonic() + seconds, self._books
+        while True:
+            with books.lock:
+                if books.schedule.pool.resting >= self.slots - books.schedule.capacity:
+                    return True
+            if time.monotonic() >= deadline or books.closing:
+                return False
+            time.sleep(_REST_SECONDS)
 
     def lend(self, reason: str) -> None:
         """Use no slots until `take_back`, whatever else is asked for. Their memory is free once this is `empty`."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+from functools import cache
 from pathlib import Path
 
 from edgespec.errors import ConfigError
@@ -11,6 +14,33 @@ from edgespec.models.quantised import Layout
 from edgespec.models.weights import WeightFile
 
 DEVICES = ("cpu", "torch", "torch-cpu", "cuda")
+CUDA_FORMATS = ("exact", "float32")
+
+_log = logging.getLogger(__name__)
+# What a driver for CUDA devices leaves on Linux (desktop and server, Jetson's older and newer kernels, WSL).
+_NODES = ("dev/nvidiactl", "dev/nvhost-ctrl-gpu", "dev/nvgpu", "dev/dxg")
+
+
+@cache
+def cuda_works(root: Path = Path("/")) -> bool:
+    """Whether torch finds a CUDA device here that computes; where it finds one that does not, one warning.
+
+    torch is imported only where a driver is: a machine without a GPU does not wait for it.
+    """
+    if os.name != "nt" and not any((root / node).exists() for node in _NODES):
+        return False
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            return False
+        if float((torch.ones(64, device="cuda") * 2).sum()) == 128.0:
+            return True
+        cause = "a small sum is wrong"
+    except Exception as error:  # torch without kernels for this board, a driver that is too old, no torch
+        cause = str(error).partition("\n")[0] or type(error).__name__
+    _log.warning("the GPU is not used: %s; `edgespec doctor` says more", cause)
+    return False
 
 
 def build_decoder(
@@ -40,7 +70,7 @@ def build_decoder(
         )
     if device not in DEVICES:
         raise ConfigError(f"device {device!r} is not known; use one of {', '.join(DEVICES)}")
-    if weight_format not in ("exact", "float32"):
+    if weight_format not in CUDA_FORMATS:
         raise ConfigError(f'weight format {weight_format!r} needs device "cpu"; the torch engine has only "float32"')
     try:
         if device == "cuda":

@@ -10,15 +10,17 @@ from itertools import islice
 from time import perf_counter, perf_counter_ns
 from typing import NamedTuple, TypeVar
 
+from drafts.base import Proposal
 from edgespec.decoding.counts import TO_SECONDS
 from edgespec.decoding.halves import Looked, Prepared, Seen, Shared
 from edgespec.models.base import Decoder, ForwardOutput, Part
+from edgespec.models.cuda.memory import out_of_memory
 from edgespec.serving.active import Active
 from edgespec.serving.drafters import Drafters
 from edgespec.serving.lengths import Lengths
 from edgespec.serving.records import BatchRecord
 from predictor.catch_up import FREELY
-from predictor.planner import Plan
+from predictor.planner import PLAIN, Plan
 
 _T = TypeVar("_T")
 
@@ -45,6 +47,12 @@ class _Turn:
     part: Part | None = None
     seen: Seen | None = None
     error: Exception | None = None
+
+    def give_up_guesses(self) -> None:
+        """Make it a plain round, if it is one."""
+        if self.prepared is not None:
+            self.prepared = self.prepared._replace(plan=PLAIN, proposal=Proposal())
+            self.part = self.active.session.ask_verify([])
 
 
 class BatchRunner:
@@ -145,17 +153,30 @@ class BatchRunner:
         slots, total, remaining = self._decoder.batch_slots, 0, iter(turns)
         while group := list(islice(remaining, slots if slots > 1 else None)):
             begin = perf_counter_ns()
-            try:
-                outputs = self._decoder.forward_batch([turn.part for turn in group if turn.part is not None])
-            except Exception as error:
-                for turn in group:
-                    turn.active.fail(error)
+            outputs = self._forward(group)
+            if outputs is None:
                 continue
             shared = Shared(begin, perf_counter_ns(), len(group))
             total += shared.end - shared.begin
             for turn, output in zip(group, outputs, strict=True):
                 _attempt(turn.active, partial(self._take, turn, output, shared))
         return total * TO_SECONDS
+
+    def _forward(self, group: Sequence[_Turn]) -> list[ForwardOutput] | None:
+        """None: it failed, and with it all of these. Where memory ran out, it is tried once more without guesses."""
+        for again in (False, True):
+            try:
+                return self._decoder.forward_batch([turn.part for turn in group if turn.part is not None])
+            except Exception as caught:
+                error = caught
+            if again or not out_of_memory(error):
+                break
+            group[0].active.session.make_room(error, wait=False)
+            for turn in group:
+                turn.give_up_guesses()
+        for turn in group:
+            turn.active.fail(error)
+        return None
 
     def _take(self, turn: _Turn, output: ForwardOutput, shared: Shared) -> None:
         """What the forward says about one request."""

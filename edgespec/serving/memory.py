@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from edgespec.config import RuntimeConfig
 from edgespec.errors import MemoryBudgetError
-from edgespec.loading import check_memory, device_of
+from edgespec.loading import check_memory, device_of, topology_of
 from edgespec.memory.budget import format_bytes, parse_budget
-from edgespec.memory.topology import detect
 
 KV, POOL, BATCH = "KV cache", "KV pool", "batch graph"  # the first: of one conversation, which is planned in any case
 _FEWEST_POSITIONS = 512  # that a pool must hold, or the whole context if that is less
@@ -60,7 +59,7 @@ def need_of(
 
     Raises MemoryBudgetError with the numbers if it does not fit.
     """
-    topology = detect(device_of(config))
+    topology = topology_of(config)
     room = parse_budget("auto", topology)  # what is free now; the one conversation's cache has not taken its part yet
     if config.memory_budget != "auto":
         left = parse_budget(config.memory_budget, topology) - sum(planned.values()) + planned.get(KV, 0)

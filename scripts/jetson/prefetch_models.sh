@@ -93,7 +93,9 @@ fetch() {
   fi
   printed="$(edgespec "${arguments[@]}" --json)" || die "not everything was fetched; what came is kept, run it again"
   paths_of <<<"$printed" | write_sums
-  if [[ -n "$convert" ]]; then
+  if [[ -n "$convert" && -e "$out/config.json" ]]; then # written last and whole: an interrupted one is not there
+    say "$out is there already and is kept; remove it to convert anew."
+  elif [[ -n "$convert" ]]; then
     edgespec convert "$(paths_of <<<"$printed" | head -n 1)" --dtype "$convert" --out "$out" || die "the target was not converted"
   fi
 }

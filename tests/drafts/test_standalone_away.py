@@ -28,7 +28,7 @@ def self_draft(
 ) -> StandaloneDraft:
     """A draft that builds a twin of the target whenever it is loaded; `made` collects the twins."""
 
-    def build(control: LoadControl) -> Any:
+    def build(_slot: Any, control: LoadControl) -> Any:
         before(control)
         decoder = ToyDecoder(max_positions=LONG)
         if made is not None:
@@ -134,7 +134,7 @@ def test_a_load_that_is_called_off_or_fails_holds_nothing() -> None:
         assert not draft.loaded
     assert len(made) == 2  # the whole load's, and that of one called off at its last place
     assert all(decoder.closed for decoder in made)
-    other = Checkpoint(ToyDecoder(30).spec, 1, (), lambda control: made.append(ToyDecoder()) or made[-1])  # type: ignore[arg-type,func-returns-value]
+    other = Checkpoint(ToyDecoder(30).spec, 1, (), lambda _slot, control: made.append(ToyDecoder()) or made[-1])  # type: ignore[arg-type,func-returns-value]
     with pytest.raises(DraftError, match="another one now"):
         StandaloneDraft("x", other, TOKENS).load(SLOT, Unhindered())
     assert made[-1].closed

@@ -185,7 +185,8 @@ def test_rotary_and_write(
     for slab, old in zip((*case.kv.keys, *case.kv.values), before):
         written = slab.eq(0.0) & ~old.eq(0.0)
         total += int(written.sum())
-        assert torch.equal(torch.where(written, 7.0, slab).nan_to_num(7.0), torch.where(written, 7.0, old).nan_to_num(7.0))
+        rests = [torch.where(written, 7.0, each).nan_to_num(7.0) for each in (slab, old)]
+        assert torch.equal(*rests)
     assert total == 2 * 2 * width * kv_heads * head_dim, "a place was written that is not the row's"
 
 
@@ -212,7 +213,8 @@ def test_the_torch_side_computes_the_same(slabs: int) -> None:
         assert torch.isfinite(keys).all()
     for window in (None, 9):
         close(paged.attention(q, case.kv, 3, window), exact_attention(q, case, 3, window))
-    one = dataclasses.replace(case.kv, blocks=case.kv.blocks[:1], distances=case.kv.distances[:1], starts=case.kv.starts[:1])
+    kv = case.kv
+    one = dataclasses.replace(kv, blocks=kv.blocks[:1], distances=kv.distances[:1], starts=kv.starts[:1])
     assert torch.allclose(paged.attention(q[:3], one, 3, span=37), paged.attention(q[:3], one, 3), atol=1e-6)
 
 

@@ -57,6 +57,14 @@ def test_the_target_is_converted(models: Path, stubs: Stubs) -> None:
     assert stubs.calls[-1] == f"edgespec convert {models}/target --dtype int4 --out small"
 
 
+def test_what_is_converted_already_is_kept(models: Path, stubs: Stubs, tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text("{}")
+    made = ("--set", "s", "--build", "bf16", "--convert", "int4", "--out", tmp_path / "small", "--apply")
+    assert "is kept" in prefetch(stubs, *made)
+    assert not any(call.startswith("edgespec convert") for call in stubs.calls)
+
+
 def test_a_fetch_that_fails_is_an_error(models: Path, stubs: Stubs) -> None:
     stubs.add("edgespec", "exit 1")
     assert "not everything was fetched" in prefetch(stubs, "--set", "s", "--apply", code=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import ConfigError, ModelError
+from edgespec.kernels import ops
 from edgespec.models.base import FloatArray, ForwardOutput, KVCache, KVPool, Part
 from edgespec.models.batching import check_distinct
 from edgespec.models.cuda import step as cuda_step
-from edgespec.models.cuda.draft import MOST_PENDING, DraftLoop, Guesses
+from edgespec.models.cuda.draft import MOST_GUESSES, MOST_PENDING, DraftLoop, Guesses
 from edgespec.models.cuda.graphs import Graphs, TorchCapture
 from edgespec.models.cuda.kv import PagedCache, PagedPool, Tables
 from edgespec.models.cuda.logits import DeviceLogits
+from edgespec.models.cuda.memory import return_memory
 from edgespec.models.cuda.weights import load_model
 from edgespec.models.weights import WeightFile
 
@@ -76,14 +78,15 @@ class CudaDecoder:
         self.positions = min(positions or self.spec.max_positions, self.spec.max_positions)
         self.keep_blocks = keep_blocks
         self.batch_slots = 1
-        self.retire: Callable[[], None] | None = None  # brings a closed decoder back to its slots
+        self.form: Hashable = None  # of its weights, see `slots.form_of`
+        self.kept = False  # `close` leaves everything for the next draft's weights, until `free`
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._freed = False
         with torch.inference_mode():
             self.model = load_model(
                 weights, self.device, self.dtype, keep_blocks=keep_blocks, positions=self.positions + WIDEST
             )
-            self.pool = PagedPool(self.spec, self.device, self.dtype)
+            self.pool = PagedPool(self.spec, self.device, self.dtype, positions=self.positions)
             self.tables = Tables(1, self.positions, self.pool, self.device)
         self.graphs = Graphs(TorchCapture(self.device) if graphs and self.device.type == "cuda" else None)
         self._steps: dict[tuple[int, int], _Step] = {}
@@ -98,6 +101,36 @@ class CudaDecoder:
         """Bytes of keys and values of one position."""
         spec = self.spec
         return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * self.dtype.itemsize
+
+    @property
+    def growth(self) -> int:
+        """What a graph's key needs beside its shape: nothing where kernels follow a table of addresses to all slabs.
+
+        torch's references work slab by slab, so that another slab is another graph.
+        """
+        return 0 if ops.backend(self.device) == "triton" else len(self.pool.slabs)
+
+    def prepare_steps(self, widths: Iterable[int]) -> None:
+        """Capture steps of one sequence of these widths, so that no round has to; nothing where there are no graphs.
+
+        Raises what the device raises when its memory is out.
+        """
+        with self._lock, torch.inference_mode():
+            self._check_open()
+            for width in widths if self.graphs.enabled else ():
+                if 1 <= width <= WIDEST:
+                    step = self._step(1, width)
+                    for tensor in (step.ids, step.starts):
+                        tensor.zero_()
+                    step.rows.fill_(self.tables.empty)
+                    self._run_step(step, width)
+
+    def prepare_guesses(self, real: int) -> None:
+        """The same for the blocks of a draft, see `guess`."""
+        with self._lock, torch.inference_mode():
+            self._check_open()
+            if self.graphs.enabled and real not in self._loops:  # weights that were replaced need no other graphs
+                self._loop(real).prepare()
 
     def new_cache(self, capacity: int | None = None) -> PagedCache:
         capacity = self.positions if capacity is None else min(capacity, self.positions)
@@ -178,19 +211,24 @@ class CudaDecoder:
         temperature: float = 0.0,
         uniforms: Sequence[float] = (),
     ) -> Guesses | None:
-        """A draft's block in one graph, see `DraftLoop.guess`; the cache then holds `pending` and all guesses but one.
+        """A draft's block, see `DraftLoop.guess`; the cache then holds `pending` and all guesses but one.
 
-        real: ids from here on are no tokens. None if `pending` is too long for a graph.
+        real: ids from here on are no tokens. None if `pending` or the block is too long for the graphs.
         """
         with self._lock, torch.inference_mode():
             self._check_open()
-            if len(pending) > MOST_PENDING:
+            if len(pending) > MOST_PENDING or gamma > MOST_GUESSES:
                 return None
-            loop = self._loops.setdefault(real, DraftLoop(self, real))
+            loop = self._loop(real)
             cache.reserve(cache.length + len(pending) + gamma - 1)
             guesses = loop.guess(cache, pending, gamma, temperature=temperature, uniforms=uniforms)
             cache.length += len(pending) + gamma - 1
             return guesses
+
+    def _loop(self, real: int) -> DraftLoop:
+        if real not in self._loops:
+            self._loops[real] = DraftLoop(self, real)
+        return self._loops[real]
 
     def embed(self, ids: Sequence[int]) -> FloatArray:
         return self._looked_up(ids, lambda at: cuda_step.embed(self.model, at))
@@ -205,25 +243,29 @@ class CudaDecoder:
         self._closed = False
 
     def close(self) -> None:
-        """Release weights, keys and values, and graphs; or keep them for the next draft's. Further calls raise."""
+        """Release weights, keys and values, and graphs; or, if `kept`, leave them for `reopen`. Further calls raise."""
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
-            retire, self.retire = self.retire, None
-        if retire is not None:
-            retire()
-        else:
+        if not self.kept:
             self.free()
 
     def free(self) -> None:
-        """Give everything back that a closed decoder still holds."""
+        """Give everything back, also what a decoder that is `kept` still holds. Idempotent."""
         with self._lock:
+            self._closed = True
+            if self._freed:
+                return
+            self._freed = True
             self.graphs.forget()
             self._steps.clear()
             self._loops.clear()
             self.pool.close()
             del self.model, self.tables
+        return_memory(self.device)
+
+    def trim(self) -> None:
+        """Hand memory that is cached for later back to the device: somebody is short of it."""
+        return_memory(self.device)
 
     def _long(self, part: _Checked) -> ForwardOutput:
         """A piece of a prompt, a few hundred tokens at a time, launched kernel by kernel: there the work hides it."""
@@ -252,15 +294,7 @@ class CudaDecoder:
         width = widest if sequences == 1 else next(count for count in _WIDTHS if count >= widest)
         step = self._step(sequences, width)
         self._fill(step, parts, width)
-
-        def body() -> tuple[Tensor, Tensor, Tensor]:
-            tables = self.tables
-            blocks, distances = tables.blocks[step.rows], tables.distances[step.rows]
-            states = cuda_step.run(self.model, self.pool, step.ids, step.starts, blocks, distances, width)
-            rows = cuda_step.logits(self.model, states)
-            return states, rows, cuda_step.best(rows)
-
-        states, rows, best = self.graphs.run((sequences, width, len(self.pool.slabs)), body)
+        states, rows, best = self._run_step(step, width)
         hidden = _to_numpy(states) if any(part.hidden for part in parts) else None
         outputs = []
         for index, part in enumerate(parts):
@@ -269,6 +303,19 @@ class CudaDecoder:
             own = None if hidden is None or not part.hidden else hidden[index * width : end]
             outputs.append(ForwardOutput(_lazy(rows[last], best[last]), own))
         return outputs
+
+    def _run_step(self, step: _Step, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Final hidden states, logits and best tokens of a step whose inputs are written."""
+
+        def body() -> tuple[Tensor, Tensor, Tensor]:
+            tables = self.tables
+            blocks, distances = tables.blocks[step.rows], tables.distances[step.rows]
+            states = cuda_step.run(self.model, self.pool, step.ids, step.starts, blocks, distances, width)
+            rows = cuda_step.logits(self.model, states)
+            return states, rows, cuda_step.best(rows)
+
+        made: tuple[Tensor, Tensor, Tensor] = self.graphs.run((len(step.starts), width, self.growth), body)
+        return made
 
     def _step(self, sequences: int, width: int) -> _Step:
         step = self._steps.get((sequences, width))

@@ -1,7 +1,7 @@
-"""A draft's whole block of guesses in one captured graph: no launch and no look by the host between two tokens.
+"""A draft's block of guesses on the device: one graph launch for a token, no look by the host before the last one.
 
-Run step by step from a Jetson's CPU, a draft of half a billion weights takes as long for a token as the target does for
-one (docs/jetson.md); in one graph it takes what its weights take to read.
+Run kernel by kernel from a Jetson's CPU, a draft of half a billion weights takes as long for a token as the target does
+for one (docs/jetson.md); in graphs it takes what its weights take to read.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float32]
 MOST_PENDING = 4  # tokens that a block may begin with inside the graph; the usual 1 or 2, and a little more
+MOST_GUESSES = 64  # the longest gamma that can be asked for
 
 
 class Guesses(NamedTuple):
@@ -32,21 +33,37 @@ class Guesses(NamedTuple):
     rows: FloatArray | None
 
 
-class _Inputs(NamedTuple):
-    ids: Tensor
-    starts: Tensor
+class _Static(NamedTuple):
+    """What the graphs read and write. place: the guess that is made; base + place: the position of its row."""
+
+    pending: tuple[Tensor, ...]  # by width, int64 [width]
+    base: Tensor
     row: Tensor
+    place: Tensor
     temperature: Tensor
     uniforms: Tensor
+    tokens: Tensor  # int64 [MOST_GUESSES]
 
 
 class DraftLoop:
-    """The guessing of one decoder: ids below `real` are tokens, rows beyond are padding and never guessed."""
+    """The guessing of one decoder: ids below `real` are tokens, rows beyond are padding and never guessed.
+
+    One graph feeds the pending tokens and makes the first guess; another one makes each further guess, from the token
+    that the one before left on the device. So a handful of graphs serves every length of block: one graph for each
+    length would be captured for seconds, for the launches of a few microseconds that it saves.
+    """
 
     def __init__(self, decoder: CudaDecoder, real: int) -> None:
         self._decoder = decoder
         self._real = min(real, decoder.spec.vocab_size)
-        self._inputs: dict[tuple[int, int], _Inputs] = {}
+        zeros = partial(torch.zeros, device=decoder.device)
+        whole = partial(zeros, dtype=torch.int64)
+        self._static = _Static(
+            tuple(whole(width) for width in range(1, MOST_PENDING + 1)),
+            whole(1), whole(1), whole(1), torch.ones(1, device=decoder.device),
+            zeros(MOST_GUESSES, dtype=torch.float64), whole(MOST_GUESSES),
+        )  # fmt: skip
+        self._laws: Tensor | None = None  # float32 [MOST_GUESSES, real], made when somebody samples
 
     def guess(
         self,
@@ -63,56 +80,56 @@ class DraftLoop:
         softmax(logits / temperature) by the inverse of its cumulative sum. The caller holds the decoder's lock and has
         reserved room; the cache's length is the caller's to raise. A token of -1: that row was damaged (NaN, +inf).
         """
-        decoder, width = self._decoder, len(pending)
-        row = decoder.tables.place([cache])
-        inputs = self._filled(pending, cache.length, row[0], gamma, temperature, uniforms)
-        sampled = temperature > 0
-        key = ("draft", width, gamma, sampled, self._real, len(decoder.pool.slabs))
-        tokens, rows = decoder.graphs.run(key, lambda: self._block(inputs, width, gamma, sampled))
-        return Guesses(tokens.tolist(), rows.cpu().numpy() if sampled else None)  # the block's one look at the device
+        static, sampled = self._static, temperature > 0
+        if sampled:
+            static.temperature.fill_(temperature)
+            static.uniforms[:gamma].copy_(torch.tensor(list(uniforms), dtype=torch.float64))
+        self._run(pending, cache.length, self._decoder.tables.place([cache])[0], gamma, sampled)
+        laws = self._laws[:gamma].cpu().numpy() if self._laws is not None and sampled else None
+        return Guesses(static.tokens[:gamma].tolist(), laws)  # the block's one look at the device
 
-    def _filled(
-        self, pending: Sequence[int], start: int, row: int, gamma: int, temperature: float, uniforms: Sequence[float]
-    ) -> _Inputs:
-        """Static tensors with this block's values."""
-        device, key = self._decoder.device, (len(pending), gamma)
-        inputs = self._inputs.get(key)
-        if inputs is None:
-            zeros = partial(torch.zeros, device=device)
-            inputs = self._inputs[key] = _Inputs(
-                zeros(len(pending), dtype=torch.int64),
-                zeros(1, dtype=torch.int64),
-                zeros(1, dtype=torch.int64),
-                zeros(1),
-                zeros(gamma, dtype=torch.float64),
-            )
-        inputs.ids.copy_(torch.tensor(list(pending)))
-        inputs.starts.fill_(start)
-        inputs.row.fill_(row)
-        if temperature > 0:
-            inputs.temperature.fill_(temperature)
-            inputs.uniforms.copy_(torch.tensor(list(uniforms), dtype=torch.float64))
-        return inputs
+    def prepare(self) -> None:
+        """Capture what blocks are made of, by guessing into the scratch block."""
+        for sampled in (False, True):
+            for width in range(1, MOST_PENDING + 1):
+                self._run([0] * width, 0, self._decoder.tables.empty, 1 + (width == 1), sampled)
 
-    def _block(self, inputs: _Inputs, width: int, gamma: int, sampled: bool) -> tuple[Tensor, Tensor | None]:
-        """tokens int64 [gamma], and their laws float32 [gamma, real] if sampled. Launches only."""
-        decoder = self._decoder
-        blocks, distances = decoder.tables.blocks[inputs.row], decoder.tables.distances[inputs.row]
-        tokens, laws = [], []
-        ids, starts = inputs.ids, inputs.starts
+    def _run(self, pending: Sequence[int], start: int, row: int, gamma: int, sampled: bool) -> None:
+        """Launches only: nothing is read on the host."""
+        static, graphs, width = self._static, self._decoder.graphs, len(pending)
+        if sampled and self._laws is None:
+            self._laws = torch.zeros((MOST_GUESSES, self._real), device=self._decoder.device)
+        static.pending[width - 1].copy_(torch.tensor(list(pending)))
+        static.base.fill_(start + width - 1)
+        static.row.fill_(row)
+        kind = (sampled, self._real, self._decoder.growth)
         for place in range(gamma):
-            states = cuda_step.run(decoder.model, decoder.pool, ids, starts, blocks, distances, len(ids))
-            logits = cuda_step.logits(decoder.model, states[-1:])[:, : self._real]
-            starts = starts + len(ids)
-            if sampled:
-                law = torch.softmax(logits / inputs.temperature, dim=-1)
-                laws.append(law)
-                ids = _drawn(law, inputs.uniforms[place : place + 1])
+            static.place.fill_(place)
+            if place:
+                graphs.run(("guess", *kind), lambda: self._guess(None, sampled))
             else:
-                ids = _best(logits)
-            tokens.append(ids)
-            ids = ids.clamp(min=0)  # a damaged row must not reach the embedding
-        return torch.cat(tokens), torch.cat(laws) if sampled else None
+                graphs.run(("first guess", width, *kind), lambda: self._guess(width, sampled))
+
+    def _guess(self, width: int | None, sampled: bool) -> tuple[Tensor, ...]:
+        """One guess. width: of the pending tokens that it follows, None = it follows the guess before it."""
+        static, decoder = self._static, self._decoder
+        blocks, distances = decoder.tables.blocks[static.row], decoder.tables.distances[static.row]
+        if width is None:  # a damaged row (-1) must not reach the embedding
+            ids = static.tokens.index_select(0, static.place - 1).clamp(min=0)
+            starts = static.base + static.place
+        else:
+            ids, starts = static.pending[width - 1], static.base - (width - 1)
+        states = cuda_step.run(decoder.model, decoder.pool, ids, starts, blocks, distances, width or 1, same_bits=False)
+        logits = cuda_step.logits(decoder.model, states[-1:], same_bits=False)[:, : self._real]
+        if sampled:
+            assert self._laws is not None
+            law = torch.softmax(logits / static.temperature, dim=-1)
+            self._laws.index_copy_(0, static.place, law)
+            token = _drawn(law, static.uniforms.index_select(0, static.place))
+        else:
+            token = _best(logits)
+        static.tokens.index_copy_(0, static.place, token)
+        return ()
 
 
 def _best(logits: Tensor) -> Tensor:

@@ -29,12 +29,21 @@ class PagedPool:
     so a block's distance from the first slab's is the same for every layer, and for keys and values.
     """
 
-    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, *, block: int = BLOCK) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        block: int = BLOCK,
+        positions: int = SLAB_POSITIONS,
+    ) -> None:
+        """positions: of the longest sequence; a slab need not hold more than that, and the scratch block."""
         self.block = block
         self._shape = (
             2,
             spec.num_layers,
-            max(SLAB_POSITIONS // block, 1),
+            max(min(SLAB_POSITIONS // block, -(-positions // block) + 1), 1),
             spec.num_kv_heads,
             block,
             spec.head_dim,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from typing import Any
+
 # Lower case. On Jetson, torch asks NVML for details when an allocation fails; Orin has no NVML, so the assert about it
 # is what "out of memory" looks like there (pytorch issue 185240). NvMap is Tegra's allocator: error 12 is ENOMEM.
 _SIGNS = (
@@ -34,3 +37,20 @@ def out_of_memory(error: BaseException) -> bool:
             return True
         link = link.__cause__ or link.__context__
     return False
+
+
+def return_memory(device: Any) -> None:
+    """Hand what torch's allocator has cached on `device` back: on a Jetson it is everybody's memory."""
+    if device.type == "cuda":
+        import torch
+
+        gc.collect()  # tensors in a cycle hold their memory
+        torch.cuda.empty_cache()
+
+
+def device_memory() -> tuple[int, int]:
+    """(free, total) bytes of the first CUDA device. Free is what its driver has, and what torch has cached of it."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated(), total

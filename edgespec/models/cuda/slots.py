@@ -7,9 +7,9 @@ returned and asked for again, which is how it fragments on a Jetson.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,62 +27,44 @@ _POLL_SECONDS = 0.001
 Pause = Callable[[], None]
 
 
+class Place(Protocol):
+    """Where decoders take turns (a slot of the working set): it holds the one that was there last."""
+
+    kept: Any
+
+
 def form_of(weights: WeightFile, keep_blocks: bool) -> Hashable:
     """What two checkpoints must share for one to take the other's place, known from headers alone."""
     kinds = tuple((name, weights.shape(name), weights.kind(name) if keep_blocks else "") for name in weights.names())
     return weights.spec, keep_blocks, tuple(sorted(kinds))
 
 
-class DecoderSlots:
-    """Decoders that wait for weights, by form. Any thread."""
+def load_into(
+    place: Place,
+    weights: WeightFile,
+    positions: int,
+    build: Callable[[], CudaDecoder],
+    pause: Pause = lambda: None,
+) -> CudaDecoder:
+    """A decoder with these weights for texts of `positions`: the one that `place` keeps, refilled, or a new one.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: dict[Hashable, list[CudaDecoder]] = {}
-
-    def load(self, weights: WeightFile, build: Callable[[], CudaDecoder], pause: Pause = lambda: None) -> CudaDecoder:
-        """A decoder with these weights: an idle one of the same form, refilled, or what `build` makes.
-
-        pause: called between two pieces; what it raises ends the load, and the decoder waits for another one.
-        Closing the decoder brings it back here.
-        """
-        key: Hashable = None
-        decoder = None
-        with self._lock:
-            for key, idle in self._idle.items():
-                if idle and key == form_of(weights, idle[-1].keep_blocks):
-                    decoder = idle.pop()
-                    break
-        if decoder is None:
-            decoder = build()
-            key = form_of(weights, decoder.keep_blocks)
-        else:
-            try:
-                refill(decoder, weights, pause)
-            except BaseException:
-                self._wait(key, decoder)
-                raise
-        decoder.retire = lambda: self._wait(key, decoder)
-        decoder.reopen()
-        return decoder
-
-    def _wait(self, key: Hashable, decoder: CudaDecoder) -> None:
-        with self._lock:
-            self._idle.setdefault(key, []).append(decoder)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of decoders that wait."""
-        with self._lock:
-            return sum(decoder.model.nbytes for idle in self._idle.values() for decoder in idle)
-
-    def close(self) -> None:
-        """Free all that wait."""
-        with self._lock:
-            idle = [decoder for each in self._idle.values() for decoder in each]
-            self._idle.clear()
-        for decoder in idle:
-            decoder.free()
+    The one that is there is refilled if it has the same form, else it is freed first: a slot never holds two. `place`
+    keeps what is returned; closing that only ends its use. pause: called between two pieces; what it raises ends the
+    load, and the slot may be filled again.
+    """
+    there = place.kept
+    if there is not None and (there.positions, there.form) != (positions, form_of(weights, there.keep_blocks)):
+        place.kept = None
+        there.free()
+        there = None
+    if there is None:
+        made = build()
+        made.form, made.kept = form_of(weights, made.keep_blocks), True
+        place.kept = made
+        return made
+    refill(there, weights, pause)
+    there.reopen()
+    return there  # type: ignore[no-any-return]
 
 
 def refill(decoder: CudaDecoder, weights: WeightFile, pause: Pause = lambda: None) -> None:

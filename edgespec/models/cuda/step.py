@@ -23,11 +23,13 @@ def run(
     width: int,
     *,
     span: int | None = None,
+    same_bits: bool = True,
 ) -> Tensor:
     """Final hidden states [S * width, hidden_size] of S sequences, whose keys and values are written to their blocks.
 
     ids int64 [S * width], starts int64 [S], blocks and distances int64 [S, n] (see `PagedLayer`). span: no sequence is
     longer after the step, where that is known on the host (a prompt's piece); a captured step must not be told.
+    same_bits: see `ops.linear`; a draft's guesses do without.
     """
     spec, epsilon = model.spec, model.spec.rms_norm_eps
     branch, residual = embed(model, ids), None
@@ -36,11 +38,11 @@ def run(
         normed, residual = ops.rms_norm(branch, layer.input_norm, epsilon, residual)
         norms = None if layer.head_norms is None else (*layer.head_norms, epsilon)
         queries = ops.rotary_and_write(
-            product(normed, layer.qkv), model.cos, model.sin, kv, width, spec.num_heads, norms=norms
+            product(normed, layer.qkv, same_bits), model.cos, model.sin, kv, width, spec.num_heads, norms=norms
         )
         attended = ops.attention(queries, kv, width, spec.windows[index], span=span)
-        normed, residual = ops.rms_norm(product(attended, layer.output), layer.mlp_norm, epsilon, residual)
-        branch = product(gated(normed, layer.gate_up), layer.down)
+        normed, residual = ops.rms_norm(product(attended, layer.output, same_bits), layer.mlp_norm, epsilon, residual)
+        branch = product(gated(normed, layer.gate_up, same_bits), layer.down, same_bits)
     return ops.rms_norm(branch, model.norm, epsilon, residual)[0]
 
 
@@ -51,9 +53,9 @@ def embed(model: CudaModel, ids: Tensor) -> Tensor:
     return F.embedding(ids, model.embedding)
 
 
-def logits(model: CudaModel, hidden: Tensor) -> Tensor:
+def logits(model: CudaModel, hidden: Tensor, *, same_bits: bool = True) -> Tensor:
     """float32 [n, vocab_size] of final hidden states [n, hidden_size]."""
-    return product(hidden, model.head).float()
+    return product(hidden, model.head, same_bits).float()
 
 
 def best(rows: Tensor) -> Tensor:
@@ -73,17 +75,17 @@ def weight_rows(linear: Linear, ids: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.gather(ids, dtype) if isinstance(weight, QuantisedTorch) else weight[ids]
 
 
-def product(x: Tensor, linear: Linear) -> Tensor:
+def product(x: Tensor, linear: Linear, same_bits: bool = True) -> Tensor:
     """x [n, K] times a weight [N, K] transposed, plus its bias: [n, N]."""
     if len(linear.parts) == 1:
-        return ops.linear(x, linear.parts[0], bias=linear.bias)
-    result = torch.cat([ops.linear(x, part) for part in linear.parts], dim=-1)
+        return ops.linear(x, linear.parts[0], bias=linear.bias, same_bits=same_bits)
+    result = torch.cat([ops.linear(x, part, same_bits=same_bits) for part in linear.parts], dim=-1)
     return result if linear.bias is None else result + linear.bias
 
 
-def gated(x: Tensor, gate_up: Linear) -> Tensor:
+def gated(x: Tensor, gate_up: Linear, same_bits: bool = True) -> Tensor:
     """silu(gate) * up: [n, intermediate_size]."""
     if len(gate_up.parts) == 1:
-        return ops.gated_linear(x, gate_up.parts[0], bias=gate_up.bias)
-    gate, up = product(x, gate_up).chunk(2, dim=-1)
+        return ops.gated_linear(x, gate_up.parts[0], bias=gate_up.bias, same_bits=same_bits)
+    gate, up = product(x, gate_up, same_bits).chunk(2, dim=-1)
     return F.silu(gate) * up

@@ -1,49 +1,18 @@
-"""The draft's block in one graph, graphs that cannot be had, slots, and running out of memory."""
+"""The draft's block on the device, and graphs that cannot be had."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from drafts.base import LoadCancelled
 from drafts.standalone import StandaloneDraft
-from edgespec.decoding.params import SamplingParams
-from edgespec.decoding.round import Generation
-from edgespec.decoding.session import Session
-from edgespec.errors import ModelError
-from edgespec.models.cuda.decoder import CudaDecoder
 from edgespec.models.cuda.graphs import Graphs
-from edgespec.models.cuda.memory import out_of_memory
-from edgespec.models.cuda.slots import DecoderSlots, refill
-from edgespec.models.tokenizer import load_tokenizer
-from edgespec.models.weights import open_weights
-from predictor.planner import FixedPlanner
+from tests.models.cuda.common import TOKENS, answer, load
 from tests.models.cuda.scripted_capture import ScriptedCapture
-from tests.support.tiny import write_tiny
-
-TOKENS = [int(t) for t in np.random.default_rng(3).integers(0, 280, 60)]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two models of one architecture."""
-    root = tmp_path_factory.mktemp("cuda-parts")
-    return [write_tiny(root / f"model-{seed}", "llama", seed=seed) for seed in (0, 1)]
-
-
-def load(folder: Path, graphs: bool = True) -> CudaDecoder:
-    with open_weights(folder) as weights:
-        decoder = CudaDecoder(weights, device="cpu")
-    if graphs:
-        decoder.graphs._capture = ScriptedCapture()
-    return decoder
-
 
 # Guesses
 
@@ -116,16 +85,6 @@ def test_padding_rows_are_never_guessed_and_damage_shows(folders: list[Path], te
     assert made.tokens == [-1, -1]
 
 
-def answer(target: CudaDecoder, folder: Path, drafts: list[Any], gamma: int, **params: Any) -> Generation:
-    tokenizer = load_tokenizer(folder)
-    planner = FixedPlanner(drafts[0].name if drafts else None, gamma)
-    session = Session(target, tokenizer, drafts, planner=planner, eos_ids=())
-    generation = Generation(session, TOKENS[:10], SamplingParams(max_new_tokens=40, **params))
-    while generation.step():
-        pass
-    return generation
-
-
 @pytest.mark.parametrize("gamma", [1, 3, 8])
 def test_the_text_with_a_draft_that_guesses_at_once(folders: list[Path], gamma: int) -> None:
     plain = answer(load(folders[0]), folders[0], [], 0).result
@@ -156,6 +115,33 @@ def test_sampling_with_a_draft_that_guesses_at_once(folders: list[Path]) -> None
 # Graphs
 
 
+def test_what_was_prepared_is_not_captured_again(folders: list[Path]) -> None:
+    """No round captures: neither for another length of text, block or number of slabs, nor for sampling."""
+    decoder = load(folders[0])
+    decoder.prepare_steps(range(1, 30))
+    decoder.prepare_guesses(280)
+    made = decoder.graphs._capture.made  # type: ignore[union-attr]
+    assert made == 16 + 2 * 5
+    cache = decoder.new_cache()
+    decoder.forward(TOKENS[:40], cache, logits=0)
+    for gamma in (1, 3, 8):
+        for temperature in (0.0, 0.8):
+            block = decoder.guess([1, 2], cache, gamma, real=280, temperature=temperature, uniforms=[0.5] * gamma)
+            assert block is not None
+            assert len(block.tokens) == gamma
+    assert decoder.guess([1], cache, 65, real=280) is None
+    plain = load(folders[0], graphs=False)
+    for each in (decoder, plain):
+        other = each.new_cache()
+        each.forward(TOKENS[:5], other)
+        rows = np.array(each.forward(TOKENS[5:9], other).logits)
+    assert np.array_equal(np.array(decoder.forward(TOKENS[:4], decoder.new_cache()).logits).shape, rows.shape)
+    assert decoder.graphs._capture.made == made  # type: ignore[union-attr]
+    plain.prepare_steps([1])
+    plain.prepare_guesses(280)
+    assert len(plain.graphs) == 0
+
+
 def test_without_graphs_everything_runs_with_one_warning(folders: list[Path], caplog: pytest.LogCaptureFixture) -> None:
     decoder, plain = load(folders[0], graphs=False), load(folders[0], graphs=False)
     decoder.graphs = Graphs(ScriptedCapture(RuntimeError("operation not permitted when stream is capturing")))
@@ -177,116 +163,3 @@ def test_memory_that_runs_out_in_a_capture_is_no_reason_to_go_without_graphs(fol
         decoder.forward([1], cache)
     assert decoder.graphs.enabled
     assert cache.length == 0
-
-
-# Slots
-
-
-def test_a_slot_takes_the_next_draft_of_its_form(folders: list[Path]) -> None:
-    slots = DecoderSlots()
-    with open_weights(folders[0]) as weights:
-        first = slots.load(weights, lambda: load(folders[0]))
-    before = first.forward(TOKENS[:4], first.new_cache()).logits[0].copy()
-    addresses = [tensor.data_ptr() for tensor in first.model.tensors()]
-    first.close()
-    assert slots.nbytes > 0
-    with pytest.raises(ModelError, match="closed"):
-        first.forward([1], first.new_cache())
-    with open_weights(folders[1]) as weights:
-        second = slots.load(weights, lambda: pytest.fail("a new decoder was built"))
-    assert second is first
-    assert [tensor.data_ptr() for tensor in second.model.tensors()] == addresses
-    fresh = load(folders[1])
-    replayed = np.array(second.forward(TOKENS[:4], second.new_cache()).logits)
-    assert np.array_equal(replayed, np.array(fresh.forward(TOKENS[:4], fresh.new_cache()).logits))
-    assert not np.array_equal(replayed[0], before)
-    assert second.graphs._capture.made == 1  # the graph of the first draft served the second one  # type: ignore
-    second.close()
-    slots.close()
-    assert slots.nbytes == 0
-
-
-def test_a_load_that_is_called_off_leaves_the_slot_for_another(folders: list[Path]) -> None:
-    slots = DecoderSlots()
-    with open_weights(folders[0]) as weights:
-        slots.load(weights, lambda: load(folders[0])).close()
-    calls = iter(range(100))
-
-    def pause() -> None:
-        if next(calls) == 5:
-            raise LoadCancelled
-
-    with open_weights(folders[1]) as weights:
-        with pytest.raises(LoadCancelled):
-            slots.load(weights, lambda: pytest.fail("built"), pause)
-        decoder = slots.load(weights, lambda: pytest.fail("built"))
-    fresh = load(folders[1])
-    assert np.array_equal(
-        np.array(decoder.forward(TOKENS[:3], decoder.new_cache()).logits),
-        np.array(fresh.forward(TOKENS[:3], fresh.new_cache()).logits),
-    )
-
-
-def test_another_form_gets_a_decoder_of_its_own(folders: list[Path], tmp_path: Path) -> None:
-    slots = DecoderSlots()
-    other = write_tiny(tmp_path / "other", "llama", intermediate_size=96)
-    with open_weights(folders[0]) as weights:
-        slots.load(weights, lambda: load(folders[0])).close()
-    with open_weights(other) as weights:
-        decoder = slots.load(weights, lambda: load(other))
-        assert decoder.spec.intermediate_size == 96
-    with open_weights(other) as weights, pytest.raises(ModelError, match="cannot take the place"):
-        refill(load(folders[0]), weights)
-
-
-# Memory
-
-
-class OutOfMemoryError(RuntimeError):
-    """Named like torch's."""
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        OutOfMemoryError("CUDA out of memory. Tried to allocate 1.07 GiB"),
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError(
-            'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/opt/pytorch/c10/cuda/CUDACachingAllocator.cpp":1131'
-        ),
-        RuntimeError("NvMapMemAllocInternalTagged: 1075072515 error 12"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("cudaErrorMemoryAllocation"),
-    ],
-)
-def test_what_says_that_memory_ran_out(error: Exception) -> None:
-    assert out_of_memory(error)
-    wrapped = ModelError("the step failed")
-    wrapped.__cause__ = error
-    assert out_of_memory(wrapped)
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("CUDA error: device-side assert triggered"), OSError(5, "Input/output error"), ValueError()]
-)
-def test_what_does_not(error: Exception) -> None:
-    assert not out_of_memory(error)
-
-
-def test_a_draft_without_memory_is_given_up(folders: list[Path]) -> None:
-    plain = answer(load(folders[0]), folders[0], [], 0).result
-    decoder = load(folders[1])
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("NvMapMemAllocInternalTagged: 622000000 error 12")
-
-    patched: Callable[..., Any] = fail
-    decoder.guess = patched  # type: ignore[method-assign]
-    draft = StandaloneDraft("d", decoder, 280)
-    made = answer(load(folders[0]), folders[0], [draft], 3)
-    assert made.result.token_ids == plain.token_ids
-    status = made.session.statuses["d"]
-    assert status.reason is not None
-    assert "error 12" in status.reason
-    assert not status.active
