@@ -47,6 +47,7 @@ class RuntimeConfig:
     """What an engine is built from.
 
     drafts: "auto", or the names and paths of drafts; () is plain decoding. gamma: proposed tokens per round, 0 to 64.
+    device: "auto" is the GPU's engine where torch finds a GPU that works, else the CPU's.
     threads, context: None leaves the choice to the engine. memory_budget: bytes, "1GiB", "80%" or "auto".
     resident: drafts with weights that are held at once, None = as many as fit. policy: what decides about draft, gamma
     and working set, see docs/policies.md. load_rate: bytes per second at which drafts are read, None = no limit.

@@ -146,11 +146,12 @@ def device_of(config: RuntimeConfig) -> str:
 def topology_of(config: RuntimeConfig) -> Topology:
     """The memory that the engine's weights, keys and values take."""
     device = device_of(config)
-    if device != "cuda" or is_integrated():
+    if device != "cuda":
         return detect(device)
-    from edgespec.models.cuda.memory import device_memory
+    from edgespec.models.cuda.memory import device_memory, start
 
-    return detect(device, device_memory=device_memory)
+    there = start()  # what CUDA takes for itself is gone before anything is planned
+    return detect(device, device_memory=device_memory if there and not is_integrated() else None)
 
 
 def prepare_steps(config: RuntimeConfig, decoder: Decoder) -> None:

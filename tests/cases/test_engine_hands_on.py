@@ -58,8 +58,8 @@ def test_an_engine_shrinks_when_memory_is_short(target: Path, monkeypatch: pytes
 def test_what_was_read_is_given_back_where_it_competes_with_weights(
     target: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, drops: bool
 ) -> None:
-    advice, detect = [], residency.detect
-    monkeypatch.setattr(residency, "detect", lambda device: replace(detect(device), kind=kind))
+    advice, topology_of = [], residency.topology_of
+    monkeypatch.setattr(residency, "topology_of", lambda config: replace(topology_of(config), kind=kind))
     monkeypatch.setattr(os, "posix_fadvise", lambda *given: advice.append(given[-1]))
     with load(target, resident=2, gamma=3):
         assert (os.POSIX_FADV_DONTNEED in advice) == drops

@@ -17,7 +17,7 @@ from edgespec.kernels import ops
 from edgespec.models.base import FloatArray, ForwardOutput, KVCache, KVPool, Part
 from edgespec.models.batching import check_distinct
 from edgespec.models.cuda import step as cuda_step
-from edgespec.models.cuda.draft import MOST_GUESSES, MOST_PENDING, DraftLoop, Guesses
+from edgespec.models.cuda.draft import MOST_DRAWN, MOST_GUESSES, MOST_PENDING, DraftLoop, Guesses
 from edgespec.models.cuda.graphs import Graphs, TorchCapture
 from edgespec.models.cuda.kv import PagedCache, PagedPool, Tables
 from edgespec.models.cuda.logits import DeviceLogits
@@ -90,6 +90,7 @@ class CudaDecoder:
             self.tables = Tables(1, self.positions, self.pool, self.device)
         self.graphs = Graphs(TorchCapture(self.device) if graphs and self.device.type == "cuda" else None)
         self._steps: dict[tuple[int, int], _Step] = {}
+        self._prepared: list[int] = []  # widths
         self._loops: dict[int, DraftLoop] = {}
 
     @property
@@ -111,22 +112,25 @@ class CudaDecoder:
         return 0 if ops.backend(self.device) == "triton" else len(self.pool.slabs)
 
     def prepare_steps(self, widths: Iterable[int]) -> None:
-        """Capture steps of one sequence of these widths, so that no round has to; nothing where there are no graphs.
+        """Capture steps of one sequence of these widths, and of the widest, which takes all that lie between.
 
-        Raises what the device raises when its memory is out.
+        So no round has to capture any. Nothing where there are no graphs. Raises what the device raises when its memory
+        is out.
         """
         with self._lock, torch.inference_mode():
             self._check_open()
-            for width in widths if self.graphs.enabled else ():
-                if 1 <= width <= WIDEST:
+            for width in sorted({*widths, WIDEST}) if self.graphs.enabled else ():
+                if 1 <= width <= WIDEST and width not in self._prepared:
                     step = self._step(1, width)
                     for tensor in (step.ids, step.starts):
                         tensor.zero_()
                     step.rows.fill_(self.tables.empty)
                     self._run_step(step, width)
+                    self._prepared.append(width)
 
     def prepare_guesses(self, real: int) -> None:
-        """The same for the blocks of a draft, see `guess`."""
+        """The same for a draft: its blocks (see `guess`), and how it reads what it missed."""
+        self.prepare_steps((1, 2, MOST_PENDING))
         with self._lock, torch.inference_mode():
             self._check_open()
             if self.graphs.enabled and real not in self._loops:  # weights that were replaced need no other graphs
@@ -153,10 +157,13 @@ class CudaDecoder:
         if slots > _SEQUENCES[-1]:
             raise ModelError(f"{slots} sequences in one forward are too many; {_SEQUENCES[-1]} is the most")
         with self._lock, torch.inference_mode():
+            prepared = list(self._prepared)
             if slots > self.batch_slots:
                 self.tables = Tables(slots, self.positions, self.pool, self.device)
-                self.graphs.forget()
+                self._forget_graphs()
                 self.batch_slots = slots
+        if prepared:
+            self.prepare_steps(prepared)
         return 0
 
     def forward(
@@ -217,7 +224,7 @@ class CudaDecoder:
         """
         with self._lock, torch.inference_mode():
             self._check_open()
-            if len(pending) > MOST_PENDING or gamma > MOST_GUESSES:
+            if len(pending) > MOST_PENDING or gamma > (MOST_DRAWN if temperature > 0 else MOST_GUESSES):
                 return None
             loop = self._loop(real)
             cache.reserve(cache.length + len(pending) + gamma - 1)
@@ -256,12 +263,16 @@ class CudaDecoder:
             if self._freed:
                 return
             self._freed = True
-            self.graphs.forget()
-            self._steps.clear()
-            self._loops.clear()
+            self._forget_graphs()
             self.pool.close()
             del self.model, self.tables
         return_memory(self.device)
+
+    def _forget_graphs(self) -> None:
+        self.graphs.forget()
+        self._steps.clear()
+        self._loops.clear()
+        self._prepared.clear()
 
     def trim(self) -> None:
         """Hand memory that is cached for later back to the device: somebody is short of it."""
@@ -291,7 +302,10 @@ class CudaDecoder:
         """Parts of at most `WIDEST` tokens in one captured step: filled up to the next shape there is a graph for."""
         widest = max(len(part.ids) for part in parts)
         sequences = next(count for count in _SEQUENCES if count >= len(parts))
-        width = widest if sequences == 1 else next(count for count in _WIDTHS if count >= widest)
+        if sequences == 1:  # as narrow as there is a graph for; where none is prepared, a new one of that very width
+            width = min((count for count in self._prepared if count >= widest), default=widest)
+        else:
+            width = next(count for count in _WIDTHS if count >= widest)
         step = self._step(sequences, width)
         self._fill(step, parts, width)
         states, rows, best = self._run_step(step, width)
@@ -335,7 +349,7 @@ class CudaDecoder:
             ids[index, : len(part.ids)] = part.ids
             starts[index], rows[index] = part.cache.length, row
         for tensor, values in ((step.ids, ids.reshape(-1)), (step.starts, starts), (step.rows, rows)):
-            tensor.copy_(torch.from_numpy(values))
+            tensor.copy_(torch.from_numpy(values), non_blocking=True)  # staged at once; nobody waits for the device
 
     def _looked_up(self, ids: Sequence[int], rows: Callable[[Tensor], Tensor]) -> FloatArray:
         at = np.asarray(ids, np.int64)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float32]
 MOST_PENDING = 4  # tokens that a block may begin with inside the graph; the usual 1 or 2, and a little more
 MOST_GUESSES = 64  # the longest gamma that can be asked for
+MOST_DRAWN = 16  # where tokens are drawn: each law is half a megabyte
 
 
 class Guesses(NamedTuple):
@@ -61,9 +62,9 @@ class DraftLoop:
         self._static = _Static(
             tuple(whole(width) for width in range(1, MOST_PENDING + 1)),
             whole(1), whole(1), whole(1), torch.ones(1, device=decoder.device),
-            zeros(MOST_GUESSES, dtype=torch.float64), whole(MOST_GUESSES),
+            zeros(MOST_DRAWN, dtype=torch.float64), whole(MOST_GUESSES),
         )  # fmt: skip
-        self._laws: Tensor | None = None  # float32 [MOST_GUESSES, real], made when somebody samples
+        self._laws: Tensor | None = None  # float32 [MOST_DRAWN, real], made when somebody samples
 
     def guess(
         self,
@@ -83,7 +84,8 @@ class DraftLoop:
         static, sampled = self._static, temperature > 0
         if sampled:
             static.temperature.fill_(temperature)
-            static.uniforms[:gamma].copy_(torch.tensor(list(uniforms), dtype=torch.float64))
+            drawn = torch.tensor(list(uniforms), dtype=torch.float64)
+            static.uniforms[:gamma].copy_(drawn, non_blocking=True)
         self._run(pending, cache.length, self._decoder.tables.place([cache])[0], gamma, sampled)
         laws = self._laws[:gamma].cpu().numpy() if self._laws is not None and sampled else None
         return Guesses(static.tokens[:gamma].tolist(), laws)  # the block's one look at the device
@@ -98,8 +100,8 @@ class DraftLoop:
         """Launches only: nothing is read on the host."""
         static, graphs, width = self._static, self._decoder.graphs, len(pending)
         if sampled and self._laws is None:
-            self._laws = torch.zeros((MOST_GUESSES, self._real), device=self._decoder.device)
-        static.pending[width - 1].copy_(torch.tensor(list(pending)))
+            self._laws = torch.zeros((MOST_DRAWN, self._real), device=self._decoder.device)
+        static.pending[width - 1].copy_(torch.tensor(list(pending)), non_blocking=True)
         static.base.fill_(start + width - 1)
         static.row.fill_(row)
         kind = (sampled, self._real, self._decoder.growth)

@@ -140,8 +140,8 @@ class PagedCache:
         self.blocks += taken
         self.changed += 1
 
-    def release(self) -> None:
-        """Give all blocks back."""
+    def release(self, ids: Sequence[int] = ()) -> None:
+        """Give all blocks back; nothing of `ids` stays known (see `PooledKV`)."""
         blocks, self.blocks, self.length = self.blocks, [], 0
         self.changed += 1
         self._blocks_of.give_back(blocks)
@@ -187,7 +187,7 @@ class Tables:
             (self.distances, self._pool.distance(self._pool.scratch), [self._pool.distance(b) for b in cache.blocks]),
         ):
             filled = numbers + [scratch] * (tensor.shape[1] - len(numbers))
-            tensor[row].copy_(torch.tensor(filled, dtype=torch.int64))
+            tensor[row].copy_(torch.tensor(filled, dtype=torch.int64), non_blocking=True)
         self._held[row] = (cache.serial, cache.changed)
 
     def _row_of(self, cache: PagedCache, wanted: set[int]) -> int:

@@ -48,6 +48,18 @@ def return_memory(device: Any) -> None:
         torch.cuda.empty_cache()
 
 
+def start() -> bool:
+    """Let CUDA take what it needs for itself; False without a device (who loads the model says what is missing)."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return False
+    if not torch.cuda.is_available():
+        return False
+    torch.cuda.mem_get_info()
+    return True
+
+
 def device_memory() -> tuple[int, int]:
     """(free, total) bytes of the first CUDA device. Free is what its driver has, and what torch has cached of it."""
     import torch

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from edgespec.errors import ConfigError, ModelError
+from edgespec.errors import ModelError
 from edgespec.models.base import Part
-from edgespec.models.build import build_decoder
 from edgespec.models.cuda import kv
 from edgespec.models.cuda.decoder import CudaDecoder
 from edgespec.models.torch_decoder import TorchDecoder
@@ -187,9 +186,3 @@ def test_blocks_come_back(folder: Path, small_slabs: None) -> None:
         decoder.forward(TOKENS[:100], cache, logits=0)
         del cache
     assert len(decoder.pool.slabs) <= 2
-
-
-def test_no_cuda_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with open_weights(folder) as weights, pytest.raises(ConfigError, match="finds no CUDA device"):
-        build_decoder(weights, device="cuda")

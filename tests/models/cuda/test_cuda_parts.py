@@ -122,6 +122,7 @@ def test_what_was_prepared_is_not_captured_again(folders: list[Path]) -> None:
     decoder.prepare_guesses(280)
     made = decoder.graphs._capture.made  # type: ignore[union-attr]
     assert made == 16 + 2 * 5
+    decoder.prepare_steps([1, 2])
     cache = decoder.new_cache()
     decoder.forward(TOKENS[:40], cache, logits=0)
     for gamma in (1, 3, 8):
@@ -129,7 +130,8 @@ def test_what_was_prepared_is_not_captured_again(folders: list[Path]) -> None:
             block = decoder.guess([1, 2], cache, gamma, real=280, temperature=temperature, uniforms=[0.5] * gamma)
             assert block is not None
             assert len(block.tokens) == gamma
-    assert decoder.guess([1], cache, 65, real=280) is None
+    assert decoder.guess([1], cache, 65, real=280) is None  # the caller then guesses token by token
+    assert decoder.guess([1], cache, 17, real=280, temperature=0.5, uniforms=[0.5] * 17) is None
     plain = load(folders[0], graphs=False)
     for each in (decoder, plain):
         other = each.new_cache()

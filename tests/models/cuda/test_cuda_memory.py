@@ -1,0 +1,238 @@
+"""Slots whose weights are replaced in place, and running out of memory."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from drafts.base import LoadCancelled
+from drafts.standalone import Checkpoint, StandaloneDraft
+from edgespec.decoding.params import SamplingParams
+from edgespec.decoding.round import Generation
+from edgespec.decoding.session import Session
+from edgespec.errors import ModelError
+from edgespec.memory.slots import MemorySlot
+from edgespec.memory.working_set import WorkingSet
+from edgespec.models.cuda.decoder import CudaDecoder
+from edgespec.models.cuda.memory import out_of_memory
+from edgespec.models.cuda.slots import load_into, refill
+from edgespec.models.tokenizer import load_tokenizer
+from edgespec.models.weights import open_weights
+from predictor.planner import FixedPlanner
+from tests.models.cuda.common import TOKENS, answer, load
+from tests.support.tiny import write_tiny
+
+# Slots
+
+
+def fill(slot: MemorySlot, folder: Path, pause: Callable[[], None] = lambda: None, build: bool = True) -> CudaDecoder:
+    with open_weights(folder) as weights:
+        anew = (lambda: load(folder)) if build else (lambda: pytest.fail("a new decoder was built"))
+        return load_into(slot, weights, weights.spec.max_positions, anew, pause)
+
+
+def same_logits(decoder: CudaDecoder, folder: Path) -> bool:
+    fresh = load(folder)
+    rows = [np.array(each.forward(TOKENS[:4], each.new_cache()).logits) for each in (decoder, fresh)]
+    return np.array_equal(*rows)
+
+
+def test_a_slot_takes_the_next_draft_of_its_form(folders: list[Path]) -> None:
+    slot = MemorySlot(0, 0)
+    first = fill(slot, folders[0])
+    assert same_logits(first, folders[0])
+    addresses = [tensor.data_ptr() for tensor in first.model.tensors()]
+    first.close()
+    with pytest.raises(ModelError, match="closed"):
+        first.forward([1], first.new_cache())
+    second = fill(slot, folders[1], build=False)
+    assert second is first
+    assert [tensor.data_ptr() for tensor in second.model.tensors()] == addresses
+    assert same_logits(second, folders[1])
+    assert not same_logits(second, folders[0])
+    assert second.graphs._capture.made == 1  # the graph of the first draft served the second one  # type: ignore
+    second.close()
+    slot.give_up_pages()  # memory is short: an idle decoder is what the slot takes
+    assert slot.kept is None
+    assert not hasattr(second, "model")
+    second.free()
+
+
+def test_a_load_that_is_called_off_leaves_the_slot_for_another(folders: list[Path]) -> None:
+    slot = MemorySlot(0, 0)
+    fill(slot, folders[0]).close()
+    calls = iter(range(100))
+
+    def pause() -> None:
+        if next(calls) == 5:
+            raise LoadCancelled
+
+    with pytest.raises(LoadCancelled):
+        fill(slot, folders[1], pause, build=False)
+    with pytest.raises(ModelError, match="closed"):
+        slot.kept.forward([1], None)  # type: ignore[union-attr]
+    assert same_logits(fill(slot, folders[1], build=False), folders[1])
+
+
+def test_another_form_takes_the_place_of_what_was_there(folders: list[Path], tmp_path: Path) -> None:
+    slot = MemorySlot(0, 0)
+    other = write_tiny(tmp_path / "other", "llama", intermediate_size=96)
+    first = fill(slot, folders[0])
+    first.close()
+    decoder = fill(slot, other)
+    assert decoder.spec.intermediate_size == 96
+    assert slot.kept is decoder
+    assert not hasattr(first, "model")
+    with open_weights(other) as weights, pytest.raises(ModelError, match="cannot take the place"):
+        refill(load(folders[0]), weights)
+
+
+def test_drafts_of_one_form_take_turns_in_a_working_set(folders: list[Path]) -> None:
+    """K = 1 of 2: what the first left is what the second has, and the end gives all of it back."""
+    made: list[CudaDecoder] = []
+
+    def draft(which: int) -> StandaloneDraft:
+        def build(slot: Any, _control: Any) -> CudaDecoder:
+            made.append(fill(slot, folders[which]))
+            return made[-1]
+
+        with open_weights(folders[which]) as weights:
+            return StandaloneDraft(f"d{which}", Checkpoint(weights.spec, 1000, (), build), 280)
+
+    drafts = [draft(0), draft(1)]
+    with WorkingSet(drafts, slots=1) as working_set:
+        for name in ("d0", "d1", "d0"):
+            working_set.retarget([name], reason="test")
+            assert working_set.wait_for(name, 10.0)
+        assert len(made) == 3
+        assert len({id(each) for each in made}) == 1
+        assert same_logits(made[0], folders[0])
+        working_set.set_capacity(0, "memory is short")
+        assert working_set.wait_for_rest(5.0)
+        assert not hasattr(made[0], "model")
+
+
+# Memory
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named like torch's."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OutOfMemoryError("CUDA out of memory. Tried to allocate 1.07 GiB"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError(
+            'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/opt/pytorch/c10/cuda/CUDACachingAllocator.cpp":1131'
+        ),
+        RuntimeError("NvMapMemAllocInternalTagged: 1075072515 error 12"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cudaErrorMemoryAllocation"),
+    ],
+)
+def test_what_says_that_memory_ran_out(error: Exception) -> None:
+    assert out_of_memory(error)
+    wrapped = ModelError("the step failed")
+    wrapped.__cause__ = error
+    assert out_of_memory(wrapped)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error: device-side assert triggered"), OSError(5, "Input/output error"), ValueError()]
+)
+def test_what_does_not(error: Exception) -> None:
+    assert not out_of_memory(error)
+
+
+class Shrinkable:
+    """A working set as a session sees it, which notes when it is asked for memory."""
+
+    def __init__(self) -> None:
+        self.asked: list[bool] = []
+        self.held = 0
+
+    @contextlib.contextmanager
+    def acquire(self) -> Iterator[Any]:
+        self.held += 1
+        yield SimpleNamespace(names=frozenset({"d"} if not self.asked else ()))
+        self.held -= 1
+
+    def shrink(self, _reason: str, *, wait: bool) -> None:
+        assert not self.held, "a draft cannot leave while a lease holds it"
+        self.asked.append(wait)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_target_without_memory_goes_on_plainly(folders: list[Path], times: int) -> None:
+    """The round is made again with no draft and the text is the same; what fails again is passed on."""
+    plain = answer(load(folders[0]), folders[0], [], 0).result
+    target, room = load(folders[0]), Shrinkable()
+    forward, calls = target.forward_batch, itertools.count()
+
+    def short(parts: Any) -> Any:
+        if 4 <= next(calls) < 4 + times:
+            raise RuntimeError("NvMapMemAllocInternalTagged: 1075072515 error 12")
+        return forward(parts)
+
+    target.forward_batch = short  # type: ignore[method-assign]
+    draft = StandaloneDraft("d", load(folders[0]), 280)
+    session = Session(
+        target, load_tokenizer(folders[0]), [draft], planner=FixedPlanner("d", 3), residency=room, eos_ids=()
+    )
+    generation = Generation(session, TOKENS[:10], SamplingParams(max_new_tokens=40))
+    if times == 1:
+        while generation.step():
+            pass
+        assert generation.result.token_ids == plain.token_ids
+        assert generation.stats.draft_share["d"] > 0  # it did run before
+    else:
+        with pytest.raises(RuntimeError, match="error 12"):
+            all(generation.step() for _ in range(100))
+        assert generation.result.token_ids == plain.token_ids[: len(generation.result.token_ids)]
+    assert room.asked == [True]
+
+
+def test_a_prompt_without_memory_is_read_again(folders: list[Path]) -> None:
+    target, room = load(folders[0]), Shrinkable()
+    forward, calls = target.forward_batch, itertools.count()
+
+    def short(parts: Any) -> Any:
+        if next(calls) == 0:
+            raise RuntimeError("CUDA error: out of memory")
+        return forward(parts)
+
+    target.forward_batch = short  # type: ignore[method-assign]
+    session = Session(target, load_tokenizer(folders[0]), [], residency=room, eos_ids=())
+    generation = Generation(session, TOKENS[:10], SamplingParams(max_new_tokens=3))
+    while generation.step():
+        pass
+    assert generation.finished
+    assert room.asked == [True]
+
+
+def test_a_draft_without_memory_is_given_up(folders: list[Path]) -> None:
+    plain = answer(load(folders[0]), folders[0], [], 0).result
+    decoder = load(folders[1])
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("NvMapMemAllocInternalTagged: 622000000 error 12")
+
+    patched: Callable[..., Any] = fail
+    decoder.guess = patched  # type: ignore[method-assign]
+    draft = StandaloneDraft("d", decoder, 280)
+    made = answer(load(folders[0]), folders[0], [draft], 3)
+    assert made.result.token_ids == plain.token_ids
+    status = made.session.statuses["d"]
+    assert status.reason is not None
+    assert "error 12" in status.reason
+    assert not status.active
