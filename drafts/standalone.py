@@ -31,13 +31,15 @@ class Checkpoint:
     """Where a standalone draft's decoder comes from: its architecture, and how to build it.
 
     nbytes: what the decoder takes, keys and values of one conversation included. build: raises as `Loadable.load`; it
-    may take over what another draft left in the slot, and leave what it makes there.
+    may take over what another draft left in the slot, and leave what it makes there. further: bytes of each further
+    conversation.
     """
 
     spec: ModelSpec
     nbytes: int
     files: tuple[Path, ...]
     build: Callable[[Slot, LoadControl], Decoder]
+    further: int = 0
 
 
 class StandaloneDraft:
@@ -65,6 +67,7 @@ class StandaloneDraft:
         self.rows = min(token_count, decoder.spec.vocab_size)
         self.max_positions = limit if max_positions is None else min(limit, max_positions)
         self.slot_bytes = decoder.nbytes
+        self.further_bytes = decoder.further if isinstance(decoder, Checkpoint) else 0  # of each further conversation
         self._checkpoint = decoder if isinstance(decoder, Checkpoint) else None
         self._lock = threading.Lock()
         self._sessions: WeakSet[StandaloneSession] = WeakSet()

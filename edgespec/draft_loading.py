@@ -241,10 +241,10 @@ def _standalone(
         compare_vocabularies(target.tokenizer, tokenizer)
         positions = min(target.context, weights.spec.max_positions)
         nbytes = planned_bytes(weights, device_of(config), config.weight_format)
-        nbytes += positions * position_bytes(weights.spec)
+        kept = positions * position_bytes(weights.spec)
         rows = min(target.tokenizer.size, weights.spec.vocab_size)
         build = partial(_build, label, path, weights.fingerprint(), positions, rows, config, manifest)
-        checkpoint = Checkpoint(weights.spec, nbytes, _files(path, manifest), build)
+        checkpoint = Checkpoint(weights.spec, nbytes + kept, _files(path, manifest), build, kept)
     return StandaloneDraft(label, checkpoint, target.tokenizer.size, max_positions=positions)
 
 

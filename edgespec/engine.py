@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from edgespec.download import Progress
     from edgespec.models.spec import ModelSpec
     from edgespec.models.tokenizer import Tokenizer
+    from predictor.policies import Policy
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -353,18 +354,28 @@ class Engine(ServesMany):
             self._held.scheduler.pin(self._chosen)
 
     def _planner(self) -> Planner:
-        if self._chosen == "off" or not self._statuses:
-            return FixedPlanner(None, 0)
-        if isinstance(self._gamma, int):
-            return FixedPlanner(None if self._chosen == "auto" else self._chosen, self._gamma)
-        assert self._held is not None
+        held = self._held
+        planner, policy, only = self._choice(held)
+        if policy is None:
+            return planner
+        assert held is not None
         self._target.measure_costs()
-        with self._held.working_set.acquire() as lease:
+        with held.working_set.acquire() as lease:
             present = [n for n, status in self._statuses.items() if status.active and n in lease.names]
             if not all(map(self._target.costs.knows, present)):
                 measure_drafts(self._session(FixedPlanner(None, 0)), present, self._target.costs)
-        policy = self._held.policy
-        return policy if self._chosen == "auto" else OnlyPlanner(policy, self._chosen)
+        return policy if only is None else OnlyPlanner(policy, only)
+
+    def _choice(self, held: HeldDrafts | None) -> tuple[Planner, Policy | None, str | None]:
+        """By the settings of now: the planner, the policy if that is it, and the only draft it may use, None = all."""
+        chosen, gamma = self._chosen, self._gamma
+        if chosen == "off" or not self._statuses:
+            return FixedPlanner(None, 0), None, None
+        only = None if chosen == "auto" else chosen
+        if isinstance(gamma, int):
+            return FixedPlanner(only, gamma), None, None
+        assert held is not None
+        return held.policy, held.policy, only
 
     def _stop_ids(self) -> frozenset[int]:
         """Every id that ends an answer: the model's, the tokenizer's, and what the template puts after an answer."""

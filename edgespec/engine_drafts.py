@@ -49,16 +49,21 @@ class EngineDrafts:
     def hold(self, *, wait: bool = True, resident: int | None = None) -> HeldDrafts:
         """Make the working set of all drafts there are now (again, if there was one), which loads what it begins with.
 
-        wait: until that is there. resident: another number of drafts than what the configuration says.
+        wait: until that is there. resident: another number of drafts than what the configuration says. What the one
+        before has lent, this one lends from its beginning.
         """
+        before = None if self.held is None else self.held.working_set
         if self.held is not None:
             self.held.close(_ROUND_SECONDS)  # what a round still uses would be held twice, or by nobody
+        lent = before is not None and before.lent
         config = self._config if resident is None else self._config.replace(resident=resident)
         statuses = list(self.statuses.values())
-        self.held = hold_drafts(
-            config, self._target, statuses, self.manifests, self._tracer, owner=self._owner, wait=wait
+        self.held = held = hold_drafts(
+            config, self._target, statuses, self.manifests, self._tracer, owner=self._owner, wait=wait, lent=lent
         )
-        return self.held
+        if lent and before is not None and not before.lent:  # it was given back meanwhile, to the one that was known
+            held.working_set.take_back("no memory is lent any more")
+        return held
 
     def hold_one_more(self, loaded: LoadedDraft) -> None:
         """Add a draft, and make the working set again; without the draft, if that cannot be."""

@@ -54,6 +54,7 @@ class Target:
     costs_file: Path
     planned: dict[str, int]  # bytes by part; drafts are added as they are loaded
     facts: TargetFacts
+    sessions: int = 1  # conversations at once, of which drafts' own memory is planned
 
     def measure_costs(self) -> None:
         """Time a forward of each width, unless that was done before, here or in an earlier run on this device."""

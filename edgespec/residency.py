@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -15,6 +15,7 @@ from weakref import WeakSet
 from drafts.base import Loadable
 from edgespec import catalog
 from edgespec.config import RuntimeConfig
+from edgespec.draft_room import KEPT, Room, kept_bytes
 from edgespec.errors import ConfigError, MemoryBudgetError
 from edgespec.loading import Target, check_memory, topology_of
 from edgespec.memory.budget import parse_budget
@@ -58,15 +59,6 @@ class Loads:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """slots: how many drafts may be held. slot_bytes: of each. parts: what that takes, as it stands in the budget."""
-
-    slots: int = 0
-    slot_bytes: int = 0
-    parts: Mapping[str, int] = field(default_factory=dict)
-
-
 def slots_that_fit(config: RuntimeConfig, target: Target, drafts: Sequence[Draft]) -> Room:
     """How many drafts may be held: what was asked for, else as many as the budget has room for.
 
@@ -76,7 +68,7 @@ def slots_that_fit(config: RuntimeConfig, target: Target, drafts: Sequence[Draft
     weighty = [draft for draft in drafts if isinstance(draft, Loadable)]
     if not weighty:
         return Room()
-    own = {draft.name: int(getattr(draft, "conversation_bytes", 0)) for draft in weighty}
+    own = {draft.name: kept_bytes(draft, target.sessions) for draft in weighty}
     topology = topology_of(config)
     # What is free now, of which the target holds its part already.
     free = parse_budget("auto", topology) + sum(target.planned.values())
@@ -93,7 +85,7 @@ def slots_that_fit(config: RuntimeConfig, target: Target, drafts: Sequence[Draft
         asked=config.resident,
     )
     for slots in range(min(plan.slots, len(weighty)), 0, -1):  # what is free changes from one look to the next
-        need = {f"{slots} draft slots": slots * plan.slot_bytes, "keys and values of drafts": sum(own.values())}
+        need = {f"{slots} draft slots": slots * plan.slot_bytes, KEPT: sum(own.values())}
         try:
             check_memory(config, need, target.planned)
         except MemoryBudgetError:
@@ -121,7 +113,7 @@ class HeldDrafts:
 
     statuses: of all drafts. expected: acceptance of drafts with weights, as measured when they were made.
     fingerprints: of their weights, by name. owner: a weak reference; when that is gone without a `close`, the watching
-    thread closes.
+    thread closes. lent: the memory of the slots is not there yet, see `WorkingSet.lend`.
     """
 
     def __init__(
@@ -135,13 +127,15 @@ class HeldDrafts:
         expected: Mapping[str, float],
         fingerprints: Mapping[str, str],
         ranker: Ranker | None = None,
+        lent: bool = False,
     ) -> None:
         self._config, self._target, self._tracer, self._owner = config, target, tracer, owner
         self._given_up: set[str] = set()
         self.no_room = ""
         held = [status for status in statuses if status.loadable and status.active]
-        self._room = slots_that_fit(config, target, [status.draft for status in statuses if status.active])
-        self.working_set = self._make_set([status.draft for status in held])  # type: ignore[misc]
+        self._all = [status.draft for status in statuses if status.active]
+        self._room = slots_that_fit(config, target, self._all)
+        self.working_set = self._make_set([status.draft for status in held], lent)  # type: ignore[misc]
         with ExitStack() as undo:
             undo.callback(self.working_set.close)
             slots = self.working_set.slots
@@ -160,7 +154,7 @@ class HeldDrafts:
         target.planned |= self._room.parts
         _open.add(self)
 
-    def _make_set(self, drafts: Sequence[Loadable]) -> WorkingSet:
+    def _make_set(self, drafts: Sequence[Loadable], lent: bool) -> WorkingSet:
         """Without slots, if what they need cannot be had."""
         room, topology = self._room, topology_of(self._config)
         pressure = PressureMonitor.of(topology, slots=room.slots, slot_bytes=room.slot_bytes) if room.slots else None
@@ -169,6 +163,7 @@ class HeldDrafts:
                 drafts,
                 slots=room.slots,
                 slot_bytes=room.slot_bytes,
+                lent=lent,
                 rate=self._config.load_rate,
                 drop_cache=topology.kind == "unified",
                 pressure=pressure,
@@ -190,6 +185,20 @@ class HeldDrafts:
             except _NO_MEANS as error:
                 _log.warning("the ranker cannot run, drafts are chosen by observation alone: %s", error)
         return Scheduler(*parts, costs, tracer=self._tracer)
+
+    @property
+    def further_bytes(self) -> int:
+        """What one more conversation makes drafts keep."""
+        drafts = [draft for draft in self._all if isinstance(draft, Loadable)] if self._room.parts else []
+        return sum(kept_bytes(draft, 2) - kept_bytes(draft, 1) for draft in drafts)
+
+    def plan_for(self, conversations: int) -> None:
+        """Plan what drafts keep of so many conversations, also those that are added. Whether it fits is not asked."""
+        further, self._target.sessions = conversations - self._target.sessions, conversations
+        if self._room.parts:
+            kept = self._room.parts[KEPT] + further * self.further_bytes
+            self._room = replace(self._room, parts={**self._room.parts, KEPT: kept})
+            self._target.planned |= self._room.parts
 
     def begin(self, *, wait: bool = True) -> None:
         """Fill the slots: first with what the policy wants before anything is known of a text, then with the others.
@@ -309,13 +318,12 @@ class CurrentSet:
         held = self._held()
         return nullcontext(Lease(0, _nothing, _nothing)) if held is None else held.working_set.acquire()
 
-    def shrink(self, reason: str, *, wait: bool) -> None:
-        """One draft less from now on; wait: until it has left, but not for long."""
+    def shrink(self, reason: str) -> None:
+        """One draft less, until the watcher of the device's memory finds room for it; waits a moment until it left."""
         held = self._held()
         if held is not None and held.working_set.capacity:
             held.working_set.set_capacity(held.working_set.capacity - 1, reason)
-            if wait:
-                held.working_set.wait_for_rest(_REST_SECONDS)
+            held.working_set.wait_for_rest(_REST_SECONDS)
 
 
 def _nothing(_ticket: int) -> None:
@@ -331,10 +339,11 @@ def hold_drafts(
     *,
     owner: Callable[[], object],
     wait: bool = True,
+    lent: bool = False,
 ) -> HeldDrafts:
     """A working set of these drafts, with the ranker made for them if there is one, that loads its first drafts.
 
-    wait: until these are there. owner: whose it is, see `HeldDrafts`.
+    wait: until these are there. owner, lent: see `HeldDrafts`.
     """
     weighty = {
         status.name: manifests[status.name] for status in statuses if status.loadable and status.name in manifests
@@ -352,6 +361,7 @@ def hold_drafts(
         expected=expected,
         fingerprints=fingerprints,
         ranker=ranker,
+        lent=lent,
     )
     try:
         held.begin(wait=wait)

@@ -55,6 +55,7 @@ class GenerationStats:
     resident or still had to read.
     loads: drafts that became resident while this answer was made. load_seconds_hidden: of their loads, beside the
     rounds; load_seconds_exposed: in which rounds waited (0 except under the policy "mab-sync").
+    target_seconds: of forwards; where requests shared one, each counts the whole of it.
     catch_up_seconds: in which drafts read what they had missed of the conversation, ahead of a block.
     energy_joules: of the whole board from the begin of the request to its end, prefill included; None where the board
     does not measure it throughout. device_notes: what slowed the device down meanwhile (heat, current, short memory).

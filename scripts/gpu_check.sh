@@ -7,7 +7,7 @@
 # table and writes a JSON. Models have real shapes and random weights.
 #
 # --parts LIST   some of parity,bandwidth,steps,loading,tests
-# --seconds N    begin no part after so many seconds (default 345)
+# --seconds N    begin no part after so many seconds (default 330)
 # --json FILE    where the JSON goes (default ./gpu_check.json)
 # --device cpu --tiny   only see whether it runs
 #

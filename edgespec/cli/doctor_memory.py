@@ -25,7 +25,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Serving:
-    """What several requests at once take. left: bytes of the budget after it, negative: so much is missing.
+    """What several requests at once take. left: bytes of the budget after all of it, negative: so much is missing.
 
     position: bytes of keys and values of one token.
     """
@@ -37,9 +37,12 @@ class Serving:
 
     def rows(self) -> list[Row]:
         pool = f"KV pool of {self.need.pool // self.position} tokens"
+        left, need = self.left + self.need.pool, self.need
+        drafts = [Row("drafts, of all these requests", need.drafts, left)] if need.drafts else []
         return [
-            Row(f"graph for batches of {self.need.slots}", self.need.batch, self.left + self.need.pool),
-            Row(f"{pool}, {self.sessions} requests at once", self.need.pool, self.left),
+            Row(f"graph for batches of {need.slots}", need.batch, left + need.drafts),
+            *drafts,
+            Row(f"{pool}, {self.sessions} requests at once", need.pool, self.left),
         ]
 
     def advice(self) -> list[str]:
@@ -99,9 +102,10 @@ def _serving(config: RuntimeConfig, plan: MemoryPlan) -> Serving | None:
     """None for a plan that does not fit without it."""
     if not plan.fits:
         return None
-    room = plan.left + plan.context * plan.position
-    need = fitted(config, weights=plan.target, context=plan.context, position=plan.position, room=room)
-    return Serving(config.max_sessions, need, room - need.pool - need.batch, plan.position)
+    further = sum(draft.further for draft in plan.drafts) if plan.slots else 0
+    sizes = {"weights": plan.target, "context": plan.context, "position": plan.position}
+    need = fitted(config, **sizes, room=plan.left, further=further)
+    return Serving(config.max_sessions, need, plan.left - need.total, plan.position)
 
 
 def _draft_needs(
@@ -134,9 +138,10 @@ def _of(entry: Entry, config: RuntimeConfig, context: int, tied: bool) -> DraftN
         return DraftNeed(entry.name, always=manifest.nbytes)
     if manifest.kind == "standalone":
         with open_weights(entry.folder) as weights:
-            return DraftNeed(entry.name, _standalone_bytes(weights, config, context))
+            return _standalone(entry.name, weights, config, context)
     spec = zoo.head_spec(manifest)
-    return DraftNeed(entry.name, loaded_bytes(spec, tied), conversation_bytes(spec, manifest.target.vocab_size))
+    kept = conversation_bytes(spec, manifest.target.vocab_size)
+    return DraftNeed(entry.name, loaded_bytes(spec, tied), kept, kept)
 
 
 def _checkpoint(name: str, config: RuntimeConfig, context: int) -> DraftNeed:
@@ -144,12 +149,13 @@ def _checkpoint(name: str, config: RuntimeConfig, context: int) -> DraftNeed:
     if path is None:
         raise ConfigError(f"it is not on this machine; fetch it with: edgespec pull {name}")
     with open_weights(path) as weights:
-        return DraftNeed(name, _standalone_bytes(weights, config, context))
+        return _standalone(name, weights, config, context)
 
 
-def _standalone_bytes(weights: WeightFile, config: RuntimeConfig, context: int) -> int:
-    positions = min(context, weights.spec.max_positions)
-    return _weight_bytes(weights, config) + positions * loading.position_bytes(weights.spec)
+def _standalone(name: str, weights: WeightFile, config: RuntimeConfig, context: int) -> DraftNeed:
+    """Keys and values of one conversation count as the slot's."""
+    kept = min(context, weights.spec.max_positions) * loading.position_bytes(weights.spec)
+    return DraftNeed(name, _weight_bytes(weights, config) + kept, further=kept)
 
 
 def _weight_bytes(weights: WeightFile, config: RuntimeConfig) -> int:

@@ -12,10 +12,12 @@ from edgespec.cli.terminal import stderr, stdout
 from edgespec.errors import ConfigError
 
 if TYPE_CHECKING:
+    from edgespec.config import RuntimeConfig
     from edgespec.server.settings import ServerSettings
 
 INTERRUPTED = 130
 KEY_VARIABLE = "EDGESPEC_API_KEY"
+_MORE_CLIENTS = 64  # than may run and wait: those that are told that the queue is full, and those that only look
 HELP = "answer over HTTP as OpenAI's API does"
 EPILOG = """\
 Sampling flags are what requests get that do not say otherwise. See docs/serving.md.
@@ -28,8 +30,8 @@ Examples:
 _LIMITS = (
     ("--max-body", "body_bytes", "size", "SIZE", "bytes of one request, such as 2MiB (default: 8MiB)"),
     ("--max-prompt-tokens", "prompt_tokens", int, "N", "tokens of a prompt (default: what the context takes)"),
-    ("--max-connections", "connections", int, "N", "connections open at once (default: 256)"),
-    ("--request-timeout", "request_seconds", float, "S", "seconds from queued to the last token (default: 600)"),
+    ("--max-connections", "connections", int, "N", "connections open at once (default: 512 or more)"),
+    ("--request-timeout", "request_seconds", float, "S", "seconds from the request to the last token (600)"),
     ("--header-timeout", "header_seconds", float, "S", "seconds until a request's head has come (default: 15)"),
     ("--body-timeout", "body_seconds", float, "S", "seconds until its body has (default: 60)"),
     ("--idle-timeout", "idle_seconds", float, "S", "seconds that an idle connection is kept (default: 75)"),
@@ -84,9 +86,15 @@ def run(args: argparse.Namespace) -> int:
     defaults = options.sampling_values(args)
     defaults.pop("logprobs", None)  # a client that did not ask for them has no use for them
     options.sampling_params(args)  # refuses wrong ones
-    settings = server_settings(args, defaults)
-    lifecycle.room_for_connections(settings.limits.connections)
     config = runtime.configured(args)
+    settings = server_settings(args, defaults, clients_of(config))
+    lifecycle.room_for_connections(settings.limits.connections)
+    few, wanted = settings.limits.connections, clients_of(config)
+    if few < wanted and not args.quiet:
+        stderr().line(
+            f"--max-connections {few} is less than the {wanted} that --max-sessions and --max-queue can use: clients "
+            "get a 503 where a full queue would tell them when to come again"
+        )
     sock = lifecycle.listen(settings)
     with sock, runtime.open_engine(args, config) as engine:
         if not args.quiet:
@@ -97,14 +105,21 @@ def run(args: argparse.Namespace) -> int:
     return INTERRUPTED if signals > 1 else 0
 
 
-def server_settings(args: argparse.Namespace, defaults: dict[str, Any]) -> ServerSettings:
-    """The flags as settings. Raises ConfigError."""
+def clients_of(config: RuntimeConfig) -> int:
+    """Connections of as many clients as may be served or wait, and of some more."""
+    return config.max_sessions + config.max_queue + _MORE_CLIENTS
+
+
+def server_settings(args: argparse.Namespace, defaults: dict[str, Any], clients: int = 0) -> ServerSettings:
+    """The flags as settings; at least so many clients may be connected, unless a flag says otherwise. Raises
+    ConfigError."""
     from edgespec.memory.budget import parse_bytes
     from edgespec.server.settings import Limits, ServerSettings
 
     given = {name: getattr(args, name) for _flag, name, *_ in _LIMITS if getattr(args, name) is not None}
     if "body_bytes" in given:
         given["body_bytes"] = parse_bytes(given["body_bytes"], None)
+    given.setdefault("connections", max(Limits.connections, clients))
     return ServerSettings(
         host=args.host,
         port=args.port,

@@ -44,7 +44,7 @@ def propose(session: Session, plan: Plan, choose: Choose, pipeline: LogitsPipeli
     except Exception as error:
         session.draft_failed(name, error)
         return Proposal()
-    session.statuses[name].worked()
+    session.statuses[name].worked(session)
     return proposal
 
 
@@ -68,7 +68,7 @@ def read_piece(
     candidates: Sequence[Candidate],
     reading: Reading,
     catch_up: CatchUp,
-    steering: Steering,
+    steering: Steering | None,
     cancelled: Callable[[], bool],
 ) -> list[Candidate]:
     """Let a draft read a piece of what it missed; the candidates after that, without it if it failed."""
@@ -79,7 +79,8 @@ def read_piece(
     if left is None:
         return [candidate for candidate in candidates if candidate.name != reading.draft]
     catch_up.took(before - left, (end - begin) * TO_SECONDS)
-    steering.read_up(reading.draft, before - left, (end - begin) * TO_SECONDS)
+    if steering is not None:
+        steering.read_up(reading.draft, before - left, (end - begin) * TO_SECONDS)
     session.tracer.event("catch-up", begin, end, draft=reading.draft, tokens=before - left, left=left)
     return [c._replace(behind=left) if c.name == reading.draft else c for c in candidates]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from drafts.base import Proposal
-from edgespec.decoding.counts import Stamps
+from edgespec.decoding.counts import TO_SECONDS, Stamps
 from edgespec.decoding.drafting import Shadow
 from edgespec.telemetry.trace import NullTracer, Tracer
 from predictor.planner import PLAIN, Candidate, Observation, Plan
@@ -64,6 +64,29 @@ def clipped(plan: Plan, candidates: Sequence[Candidate], limit: int) -> tuple[Pl
             if candidate.name == plan.draft:
                 return Plan(plan.draft, gamma, plan.floor), candidate.level
     return PLAIN, 0
+
+
+def observed(
+    prepared: Prepared, judged: int, stood: int, emitted: int, target_seconds: float, shared: Shared | None
+) -> Observation:
+    """What a round shows to whoever plans. judged, stood: of its guesses. emitted: tokens that it added."""
+    plan, proposal = prepared.plan, prepared.proposal
+    if plan.draft is not None and not proposal.tokens:
+        judged = 1  # asked and nothing usable came: as good as a wrong guess
+    return Observation(
+        draft=plan.draft,
+        level=prepared.level,
+        drafted=len(proposal),
+        proposed=judged,
+        accepted=stood,
+        width=len(proposal) + 1,
+        draft_seconds=(prepared.drafted - prepared.planned) * TO_SECONDS,
+        target_seconds=target_seconds,
+        caught_up=prepared.unread,
+        asked=plan.gamma if plan.draft is not None else 0,
+        emitted=emitted,
+        batch=1 if shared is None else shared.sequences,
+    )
 
 
 def trace_round(tracer: Tracer | NullTracer, plan: Plan, draft: str | None, seen: Observation, at: Stamps) -> None:

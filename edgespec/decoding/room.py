@@ -16,7 +16,8 @@ def run_round(generation: Generation) -> Seen:
     """Plan, guess, verify and finish under one lease.
 
     If memory runs out, a draft makes room (outside of the lease that would hold it) and the round is made again without
-    any. Nothing was committed before the target answered, so what was guessed is as good as rejected.
+    any. Nothing was committed before the target answered, so what was guessed is as good as rejected. Only a text with
+    a seed keeps its guesses, which are of free drafts: without them it would be another text.
     """
     with generation.session.leased() as resident:
         looked = generation.look()
@@ -31,7 +32,9 @@ def run_round(generation: Generation) -> Seen:
             return generation.finish(prepared, logits, resident)
     generation.session.make_room(short)
     with generation.session.leased() as resident:
-        now = perf_counter_ns()
-        looked = Looked(None, now, now)  # no candidates
-        prepared = generation.prepare(looked, generation.plan(looked))
-        return generation.finish(prepared, generation.session.verify([]), resident)
+        if not generation.seeded:
+            now = perf_counter_ns()
+            looked = Looked(None, now, now)  # no candidates
+            prepared = generation.prepare(looked, generation.plan(looked))
+        logits = generation.session.verify(prepared.proposal.tokens)
+        return generation.finish(prepared, logits, resident)

@@ -20,7 +20,7 @@ from edgespec.decoding.acceptance import Outcome, accept
 from edgespec.decoding.counts import TO_SECONDS, Counts, Stamps
 from edgespec.decoding.drafting import Shadow, guess_shadows, propose, read_piece
 from edgespec.decoding.guard import Guarded
-from edgespec.decoding.halves import Looked, Prepared, Seen, Shared, clipped, trace_round
+from edgespec.decoding.halves import Looked, Prepared, Seen, Shared, clipped, observed, trace_round
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.room import run_round
 from edgespec.decoding.sampling import LogitsPipeline, token_logprob
@@ -28,7 +28,7 @@ from edgespec.decoding.session import Session
 from edgespec.decoding.stopping import Answer
 from edgespec.decoding.watching import Steering
 from edgespec.results import GenerationResult, GenerationStats, TextDelta, TokenLogprob
-from predictor.catch_up import CatchUp, able
+from predictor.catch_up import CatchUp, Reading, able
 from predictor.planner import NOTHING_TO_DRAFT, PLAIN, Candidate, Forecast, Observation, Plan, Planner
 
 
@@ -77,10 +77,10 @@ class Generation:
         self._rng = np.random.default_rng(judging)
         self._choose = self._pipeline.draft_choose(np.random.default_rng(drafting))
         self._planner: Planner = Guarded(session.planner)
-        seeded = not params.greedy and params.seed is not None
-        if seeded:
+        self.seeded = not params.greedy and params.seed is not None
+        if self.seeded:
             self._planner = self._planner.seeded()
-        self._only_free = seeded and session.changing
+        self._only_free = self.seeded and session.changing
         self._steering = steering
         self._catch_up = CatchUp()
         self._counts = Counts(session.statuses, len(self.prompt))
@@ -156,6 +156,8 @@ class Generation:
         if self._closed:
             return
         self._answer.finish("cancelled")
+        if self._began_prefill:  # it has not come to its end
+            self._count_prefill(complete=False)
         if self._begun and self._turn == self.session.turn:
             self.session.truncate(len(self.prompt) + len(self._answer.token_ids))
         self._closed = True
@@ -203,7 +205,6 @@ class Generation:
         self.begin()
         logits = self.session.prefill(self.between_chunks)
         if logits is None:
-            self._count_prefill(complete=False)
             self.close()
         else:
             self.first(logits)
@@ -233,6 +234,7 @@ class Generation:
 
     def _count_prefill(self, *, complete: bool) -> None:
         self._counts.prefilled(self._reused, self._began_prefill, perf_counter_ns(), complete=complete)
+        self._began_prefill = 0
 
     def round(self) -> Seen:
         """One round, by the planner's own plan and with a forward of its own (two, if memory runs out)."""
@@ -248,6 +250,14 @@ class Generation:
         begin = perf_counter_ns()
         candidates = self._read_up(read)
         return Looked(candidates, begin, perf_counter_ns())
+
+    def read(self, looked: Looked, reading: Reading) -> Looked:
+        """Let a draft read a piece of what it missed, under the lease of `look`; then with those that may run."""
+        begin = perf_counter_ns()
+        left = read_piece(
+            self.session, looked.candidates or (), reading, self._catch_up, self._steering, lambda: self._cancelled
+        )
+        return Looked(able(left), looked.begin, looked.read + perf_counter_ns() - begin)
 
     def plan(self, looked: Looked) -> Plan:
         """The planner's own plan for this text."""
@@ -300,20 +310,7 @@ class Generation:
         # A guess is judged if the text got that far: what lies behind a cut is neither right nor wrong.
         stood = min(outcome.accepted, len(emitted))
         judged = len(proposal) if len(emitted) > outcome.accepted else stood
-        observation = Observation(
-            draft=plan.draft,
-            level=prepared.level,
-            drafted=len(proposal),
-            proposed=judged if draft == plan.draft else 1,  # asked and nothing usable came: as good as a wrong guess
-            accepted=stood,
-            width=len(proposal) + 1,
-            draft_seconds=(prepared.drafted - prepared.planned) * TO_SECONDS,
-            target_seconds=(verified - sent) * TO_SECONDS,
-            caught_up=prepared.unread,
-            asked=plan.gamma if plan.draft is not None else 0,
-            emitted=len(emitted),
-            batch=1 if shared is None else shared.sequences,
-        )
+        observation = observed(prepared, judged, stood, len(emitted), (verified - sent) * TO_SECONDS, shared)
         self._learn(observation, prepared.shadows, emitted)
         end = perf_counter_ns()
         stamps = Stamps(*looked[1:], *prepared[-3:], sent, verified, taken, accepted, committed, end)
@@ -350,7 +347,7 @@ class Generation:
         if self._only_free:
             return [candidate for candidate in candidates if candidate.free]
         if self._steering is None or not read:
-            return candidates  # who runs reads all it missed on the way
+            return candidates  # who runs reads all it missed on the way, unless `read` is called before
         reading = self._catch_up.choose(candidates, self._steering.preferred(), bool(self._steering.informed()))
         if reading is None:
             return able(candidates)

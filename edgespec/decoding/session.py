@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from operator import index
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
 
 from drafts.base import Draft, DraftSession, Lagging, Loadable
 from drafts.states import DEFAULT_WINDOW, HiddenStates
@@ -51,24 +53,32 @@ class DraftStatus:
         self.reads_hidden: bool = getattr(draft, "reads_hidden", False)
         self.window: int = getattr(draft, "window", DEFAULT_WINDOW)  # of hidden states that it looks at
         self.reason: str | None = None
-        self._failures = 0
+        self._failures: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # in a row, by who saw them
         self._told = False
+        self._lock = threading.Lock()  # several texts may see it fail at once
 
     @property
     def active(self) -> bool:
         return self.reason is None
 
-    def worked(self) -> None:
-        self._failures = 0
+    def worked(self, by: object = None) -> None:
+        """It guessed; by: as in `failed`."""
+        if self._failures:
+            with self._lock:
+                self._failures.pop(by or self, None)
 
-    def failed(self, error: Exception) -> None:
-        """Count a failure and warn once; three in a row give the draft up, or one if trying again is useless."""
-        self._failures += 1
+    def failed(self, error: Exception, by: object = None) -> None:
+        """Count a failure and warn once; three in a row give the draft up, or one if trying again is useless.
+
+        by: the session that saw it. Eight texts that see one failure each, in the same batch, are not eight in a row.
+        """
         cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if not self._told:
-            self._told = True
+        with self._lock:
+            failures = self._failures[by or self] = self._failures.get(by or self, 0) + 1
+            told, self._told = self._told, True
+        if not told:
             _log.warning("draft %s failed, generation goes on without it: %s", self.name, cause)
-        if self._failures >= _FAILURES or isinstance(error, _HOPELESS) or out_of_memory(error):
+        if failures >= _FAILURES or isinstance(error, _HOPELESS) or out_of_memory(error):
             self.reason = cause
 
     def __str__(self) -> str:
@@ -200,15 +210,15 @@ class Session:
             self.make_room(error)
         return self._forward(part)
 
-    def make_room(self, error: Exception, *, wait: bool = True) -> None:
+    def make_room(self, error: Exception) -> None:
         """The target lacks memory: a draft leaves for it, as do buffers that are only kept for later.
 
-        wait: a moment, until the draft has left; only outside of a lease, which would hold it.
+        Waits a moment until the draft has left; so to be called outside of any lease, which would hold it.
         """
         _log.warning("the target ran out of memory; it tries again with one draft less: %s", error)
         shrink = getattr(self._residency, "shrink", None)
         if shrink is not None:
-            shrink("the target ran out of memory", wait=wait)
+            shrink("the target ran out of memory")
         trim = getattr(self.target, "trim", None)
         if trim is not None:
             trim()
@@ -339,7 +349,7 @@ class Session:
 
     def draft_failed(self, name: str, error: Exception) -> None:
         """Note a failure, and drop the draft's memory: nobody knows what state it is in."""
-        self.statuses[name].failed(error)
+        self.statuses[name].failed(error, self)
         self._read.pop(name, None)
         opened = self._open.pop(name, None)
         self._lagging.pop(name, None)
@@ -366,8 +376,7 @@ class Session:
         """Forget the conversation and release its caches. The session can be used again."""
         self.turn += 1
         release = getattr(self._cache, "release", None)  # one out of a pool, where others may reuse what is right in it
-        if release is not None:
-            release(self.tokens[: self.valid])
+        right = self.tokens[: self.valid]
         self.truncate(0)
         self._cache = None
         for opened in self._open.values():
@@ -376,3 +385,5 @@ class Session:
         self._open.clear()
         self._lagging.clear()
         self._states = None  # after the drafts that hold it
+        if release is not None:  # last: it may fail
+            release(right)

@@ -45,8 +45,9 @@ def _greedy(tops, indices, proposed, out, M, chunks, ROWS: tl.constexpr):
         token = tl.where(other > top, index, token)  # the first of equals stays
         top = tl.maximum(top, other)
     token = tl.where(unusable > 0, -1, token)
-    guess = tl.load(proposed + row, mask=row < M - 1, other=-2)
-    accepted = tl.min(tl.where(ok & (token != guess), row, ROWS), axis=0)
+    guess = tl.load(proposed + row, mask=row < M - 1, other=-1)
+    stands = (token == guess) & (guess >= 0)  # a damaged guess must not agree with a damaged row
+    accepted = tl.min(tl.where(ok & (stands == 0), row, ROWS), axis=0)
     tl.store(out, accepted)
     tl.store(out + 1, tl.sum(tl.where(row == accepted, token, 0), axis=0))
 

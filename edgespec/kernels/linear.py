@@ -1,8 +1,8 @@
 """Products of a few rows with a quantised or plain matrix: y = x W^T, with bias, residual or SwiGLU at the end.
 
 Two kernels share one finish. `_dot` brings a tile of the matrix to x's type and multiplies it on the tensor cores,
-16 rows of x at a time, so a row's result has the same bits whether it comes alone or in a block of 16; long prompts use
-it with more rows a tile. `_vector` is for a single row: it works on the numbers as they are stored, scales sums of
+16 rows of x at a time, so a row's result has the same bits whether it comes alone or with others; long prompts use it
+with more rows a tile. `_vector` is for a single row: it works on the numbers as they are stored, scales sums of
 groups only, and needs no shared memory.
 
 A matrix with few rows is cut along K into splits; each writes float32 partial sums, which `_finish` adds in order. The
@@ -239,10 +239,12 @@ def linear(
     residual: Tensor | None = None,
     gated: bool = False,
     same_bits: bool = True,
+    prompt: bool = False,
 ) -> Tensor:
     """x [M, K] times weight [N, K] transposed, plus bias and residual; gated: silu(first half) * second half, [M, N/2].
 
-    same_bits: a row's result is the same for every M <= 16. Without it a single row of x may take the vector kernel.
+    same_bits: a row's result is the same for every M. Without it a single row of x may take the vector kernel. prompt:
+    more than 16 rows take tiles of 64, which are cut otherwise.
     """
     x = x.contiguous()
     columns = weight.shape[0]
@@ -251,16 +253,22 @@ def linear(
     if x.shape[0] == 1 and not same_bits and isinstance(weight, QuantisedTorch):
         _launch_vector(x, weight, bias, residual, out, gated)
     else:
-        _launch_dot(x, weight, bias, residual, out, gated)
+        _launch_dot(x, weight, bias, residual, out, gated, narrow=not prompt or x.shape[0] <= NARROW_ROWS)
     return out
 
 
 def _launch_dot(
-    x: Tensor, weight: QuantisedTorch | Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, gated: bool
+    x: Tensor,
+    weight: QuantisedTorch | Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    gated: bool,
+    *,
+    narrow: bool,
 ) -> None:
     (rows, inner), outputs = x.shape, out.shape[1]
     q, scale, zero, bits, group, mode = _parts(weight)
-    narrow = rows <= NARROW_ROWS
     config = tuning.of(x.device).dot if narrow else tuning.of(x.device).wide
     block_m = NARROW_ROWS if narrow else WIDE_ROWS
     block_n = config.block_n

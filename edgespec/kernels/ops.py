@@ -91,22 +91,26 @@ def linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     same_bits: bool = True,
+    prompt: bool = False,
 ) -> Tensor:
     """x [M, K] times weight [N, K] transposed, plus bias [N], plus residual [M, N]: [M, N].
 
-    same_bits: each row's result has the same bits for every M from 1 to 16, so that a target judges a guess as it would
-    choose a token alone. Without it a single row may take a faster way, as a draft's steps do.
+    same_bits: each row's result has the same bits for every M, so that a target judges a guess as it would choose a
+    token alone, and beside other texts. Without it a single row may take a faster way, as a draft's steps do. prompt:
+    more than 16 rows may take taller tiles; their bits are then those of every other M > 16.
     """
     _check_product(x, weight)
     if backend(x.device) == "torch" or (not same_bits and isinstance(weight, Tensor)):
         return reference.linear(x, weight, bias=bias, residual=residual)
     from edgespec.kernels.linear import linear as kernel
 
-    return kernel(x, weight, bias=bias, residual=residual, same_bits=same_bits)
+    return kernel(x, weight, bias=bias, residual=residual, same_bits=same_bits, prompt=prompt)
 
 
-def gated_linear(x: Tensor, gate_up: Weight, *, bias: Tensor | None = None, same_bits: bool = True) -> Tensor:
-    """silu(x gate^T) * (x up^T): [M, N] for gate_up [2 N, K], the gate's rows first. same_bits: see `linear`."""
+def gated_linear(
+    x: Tensor, gate_up: Weight, *, bias: Tensor | None = None, same_bits: bool = True, prompt: bool = False
+) -> Tensor:
+    """silu(x gate^T) * (x up^T): [M, N] for gate_up [2 N, K], the gate's rows first. The rest is as in `linear`."""
     _check_product(x, gate_up)
     if gate_up.shape[0] % 2:
         raise ValueError(f"gate and up together have an even number of rows, not {gate_up.shape[0]}")
@@ -114,7 +118,7 @@ def gated_linear(x: Tensor, gate_up: Weight, *, bias: Tensor | None = None, same
         return reference.gated_linear(x, gate_up, bias=bias)
     from edgespec.kernels.linear import linear as kernel
 
-    return kernel(x, gate_up, bias=bias, gated=True, same_bits=same_bits)
+    return kernel(x, gate_up, bias=bias, gated=True, same_bits=same_bits, prompt=prompt)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:

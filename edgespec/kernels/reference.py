@@ -81,13 +81,13 @@ def attention(
 def accept_greedy(logits: Tensor, proposed: Tensor) -> Tensor:
     """int64 [2] = (accepted, next token) for logits [M, V] and proposed int64 [M - 1].
 
-    Guesses stand while they are the row's argmax (the lowest of equals); the next token is the argmax of the first
-    row after them. It is -1 if that row has NaN or +inf, or nothing finite.
+    Guesses stand while they are the row's argmax (the lowest of equals), a negative one never; the next token is the
+    argmax of the first row after them. It is -1 if that row has NaN or +inf, or nothing finite.
     """
     best = logits.argmax(dim=-1)
     top = logits.max(dim=-1).values
     best = torch.where(torch.isfinite(top), best, -1)  # NaN is the maximum of its row, +inf and all -inf show too
-    agree = (best[:-1] == proposed).to(torch.int64)
+    agree = ((best[:-1] == proposed) & (proposed >= 0)).to(torch.int64)
     accepted = agree.cumprod(0).sum()
     return torch.stack((accepted, _at(best, accepted)))
 
@@ -96,15 +96,16 @@ def accept_sampled(p: Tensor, q: Tensor | None, proposed: Tensor, uniforms: Tens
     """int64 [2] = (accepted, next token) by the rejection rule of Leviathan et al. 2023 and Chen et al. 2023.
 
     p [M, V]: the target's distributions; q [M - 1, V]: those that `proposed` int64 [M - 1] was drawn from, None if each
-    guess was certain (one-hot q); uniforms [M] in [0, 1). Guess x_i stands if uniforms[i] * q_i(x_i) < p_i(x_i). At the
-    first that does not, the next token comes from max(p_i - q_i, 0), or from p_i if rounding leaves nothing of it; if
-    all stand, from p_{M-1}; either by the inverse of its cumulative sum at uniforms[M - 1]. It is -1 for a row
-    without mass.
+    guess was certain (one-hot q); uniforms [M] in [0, 1). Guess x_i stands if uniforms[i] * q_i(x_i) < p_i(x_i), and if
+    it is a token. At the first that does not, the next token comes from max(p_i - q_i, 0), or from p_i if rounding
+    leaves nothing of it; if all stand, from p_{M-1}; either by the inverse of its cumulative sum at uniforms[M - 1]. It
+    is -1 for a row without mass.
     """
     count = proposed.shape[0]
     index = torch.arange(count, device=p.device)
-    token_q = torch.ones(count, dtype=p.dtype, device=p.device) if q is None else q[index, proposed]
-    stands = uniforms[:count] * token_q < p[index, proposed]
+    known, there = (proposed >= 0) & (proposed < p.shape[1]), proposed.clamp(0, p.shape[1] - 1)
+    token_q = torch.ones(count, dtype=p.dtype, device=p.device) if q is None else q[index, there]
+    stands = known & (uniforms[:count] * token_q < p[index, there])
     accepted = stands.to(torch.int64).cumprod(0).sum()
     row, places = _at(p, accepted), torch.arange(p.shape[1], device=p.device)
     residual = row

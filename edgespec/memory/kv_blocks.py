@@ -3,7 +3,8 @@
 A block is a number here, whose memory somebody else has. It is *used* by one or more tables, or *cached* (no table has
 it, but it holds tokens that may be asked for again; the longest untouched goes first), or *free*. A table is promised
 the blocks of its whole text when it is admitted and takes them as the text grows. The promise always holds:
-promised <= free + cached. So what was admitted never waits and is never thrown out.
+promised <= free + cached. So what was admitted never waits and is never thrown out. (Unless it is cropped into what it
+shares, below its prompt, which serving never does: a block that went on to others is not promised again.)
 
 No threads: the owner serialises calls. `stats` may be read from any thread.
 """

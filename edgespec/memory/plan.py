@@ -15,11 +15,15 @@ _FEWEST_POSITIONS = 512  # a shorter context is not proposed
 
 @dataclass(frozen=True, slots=True)
 class DraftNeed:
-    """What one draft takes. slot: bytes while it is loaded, 0 if it has no weights to load. always: in any case."""
+    """What one draft takes. slot: bytes while it is loaded, 0 if it has no weights to load. always: in any case.
+
+    further: of each conversation after the first.
+    """
 
     name: str
     slot: int = 0
     always: int = 0
+    further: int = 0
 
 
 @dataclass(frozen=True, slots=True)

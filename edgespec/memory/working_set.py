@@ -53,6 +53,7 @@ class WorkingSet:
     """K slots for the weights of `drafts`, filled in the background.
 
     slots: K. slot_bytes: what one may take, by default what the largest draft does; drafts that need more are FAILED.
+    lent: begin as after `lend`.
     rate: bytes a second that loads may read, None = as fast as it goes. drop_cache: give file pages back after reading
     (where they compete with the weights: unified memory). pressure: when to shrink and grow; None = never.
     on_event: called with each WorkingSetEvent, from any thread, outside the lock. on_look: called at each look of the
@@ -71,6 +72,7 @@ class WorkingSet:
         *,
         slots: int,
         slot_bytes: int | None = None,
+        lent: bool = False,
         rate: float | None = None,
         drop_cache: bool = False,
         pressure: PressureMonitor | None = None,
@@ -107,7 +109,9 @@ class WorkingSet:
         self._watch = None if watch_seconds is None else Watch(self.tick, watch_seconds)
         self._starting = threading.Lock()
         self._closing = threading.Lock()  # one `close` at a time
-        self._started = self._closed = self._lent = False
+        self._started = self._closed = False
+        self._lent, self._asked = lent, slots  # slots that may be used when they are not lent
+        self._books.schedule.capacity = 0 if lent else slots
         for draft in drafts:
             self._enter(draft)
         try:  # last: whatever is wrong with the rest, no thread is left behind
@@ -223,15 +227,23 @@ class WorkingSet:
     def set_capacity(self, capacity: int, reason: str) -> None:
         """Use that many slots from now on (0 to `slots`). Drafts that have to go are unloaded in the background.
 
-        While the slots are lent there are none to use.
+        While the slots are lent there are none to use; it counts from `take_back` on.
         """
-        self._use(capacity, reason, logging.WARNING)
+        self._use(reason, logging.WARNING, asked=capacity)
 
     @property
     def empty(self) -> bool:
-        """Whether no slot holds anything and all have given their memory back."""
+        """Whether no slot holds anything and all have given their memory back.
+
+        False once it is closed: the memory may be that of the working set that has replaced it.
+        """
         with self._books.lock:
-            return self._books.schedule.pool.resting == self.slots
+            return not self._books.closing and self._books.schedule.pool.resting == self.slots
+
+    @property
+    def lent(self) -> bool:
+        """Whether the memory of the slots is not theirs now."""
+        return self._lent
 
     def wait_for_rest(self, seconds: float) -> bool:
         """Whether, within that time, all slots beyond the capacity are empty and have given their memory back."""
@@ -246,18 +258,20 @@ class WorkingSet:
 
     def lend(self, reason: str) -> None:
         """Use no slots until `take_back`, whatever else is asked for. Their memory is free once this is `empty`."""
-        self._lent = True
-        self._use(0, reason, logging.INFO)
+        self._use(reason, logging.INFO, lent=True)
 
     def take_back(self, reason: str) -> None:
-        """The memory of the slots is there again: use all. What is wanted is loaded in the background."""
-        self._lent = False
-        self._use(self.slots, reason, logging.INFO)
+        """The memory of the slots is there again: use as many as pressure allows. What is wanted is loaded."""
+        self._use(reason, logging.INFO, lent=False)
 
-    def _use(self, capacity: int, reason: str, level: int) -> None:
+    def _use(self, reason: str, level: int, *, asked: int | None = None, lent: bool | None = None) -> None:
         books, now = self._books, self._clock()
         with books.lock:
-            before, capacity = books.schedule.capacity, 0 if self._lent else max(0, min(capacity, self.slots))
+            if asked is not None:
+                self._asked = max(0, min(asked, self.slots))
+            if lent is not None:
+                self._lent = lent
+            before, capacity = books.schedule.capacity, 0 if self._lent else self._asked
             if capacity == before or books.closing:
                 return
             books.schedule.capacity = capacity
@@ -273,7 +287,7 @@ class WorkingSet:
             self._on_look()
         self._guard.look()
         if self._pressure is not None:
-            step = self._pressure.check(self._clock(), self.capacity)
+            step = self._pressure.check(self._clock(), self._asked)
             if step is not None:
                 self.set_capacity(step.capacity, step.reason)
 

@@ -183,15 +183,15 @@ class Decoder(Protocol):
 
         Parts may differ in everything, a long piece of a prompt beside single tokens costs no padding. Any number of
         them if `batch_slots` is 1, else at most `batch_slots`. All outputs stay valid until the next forward.
-        Raises as `forward`, and ValueError for a cache that occurs twice or too many parts.
-        If it raises, every `cache.length` is as before.
+        Raises as `forward`, and ValueError for a cache that occurs twice or too many parts; `batching.PartError` says
+        which part cannot have memory. If it raises, every `cache.length` is as before.
         """
 
     def prepare_batch(self, slots: int) -> int:
         """Make `forward_batch` take up to `slots` (2, 4, 8 or 16) sequences in one forward.
 
         Returns the bytes of memory this took, again and again if called again; 0 where there is nothing to prepare.
-        Raises ModelError if it cannot be made; then sequences run one after the other.
+        1 gives them back. Raises ModelError if it cannot be made; then sequences run one after the other.
         """
 
     def embed(self, ids: Sequence[int]) -> FloatArray:

@@ -1,10 +1,22 @@
-"""What both engines do alike with the parts of a batched forward."""
+"""What engines do alike with the parts of a batched forward."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgespec.errors import EdgespecError, ModelError
 from edgespec.models.base import Decoder, ForwardOutput, Part
+
+
+class PartError(ModelError):
+    """One part of a batch cannot have the memory that it needs, so nothing was computed; the others may run without it.
+
+    part: its index. error: what its cache has raised, which is the cause too.
+    """
+
+    def __init__(self, part: int, error: EdgespecError) -> None:
+        super().__init__(str(error))
+        self.part, self.error = part, error
 
 
 def check_distinct(parts: Sequence[Part]) -> None:
@@ -13,9 +25,24 @@ def check_distinct(parts: Sequence[Part]) -> None:
         raise ValueError("a batch may contain each cache only once")
 
 
+def reserve_parts(parts: Sequence[Part]) -> None:
+    """Make the positions writable that the parts will append. Raises PartError for the first one that cannot have them.
+
+    What a cache raises that is no EdgespecError (a device whose memory is out) is nobody's fault, and raised as it is.
+    """
+    for index, part in enumerate(parts):
+        length = part.cache.length + len(part.tokens)
+        try:
+            if length <= part.cache.capacity:  # else the forward refuses it
+                part.cache.reserve(length)
+        except EdgespecError as error:
+            raise PartError(index, error) from error
+
+
 def one_after_another(decoder: Decoder, parts: Sequence[Part]) -> list[ForwardOutput]:
     """`Decoder.forward_batch` by one forward for each part."""
     check_distinct(parts)
+    reserve_parts(parts)
     lengths = [part.cache.length for part in parts]
     try:
         return [decoder.forward(part.tokens, part.cache, logits=part.logits, hidden=part.hidden) for part in parts]

@@ -21,7 +21,8 @@ import numpy.typing as npt
 from edgespec.errors import ModelError
 
 ByteArray = npt.NDArray[np.uint8]
-_MAX_JSON_BYTES = 512 << 20
+# Of settings, and of lists that grow with a model or its vocabulary. Parsed, JSON takes up to twenty times its size.
+MOST_SETTINGS, MOST_LISTS = 16 << 20, 64 << 20
 _PIECE = 256 << 20  # Linux reads at most 2 GiB at once; smaller pieces also keep Ctrl-C responsive
 
 
@@ -140,12 +141,12 @@ def refuse_wrong_content(path: Path, head: bytes, size: int) -> None:
         raise ModelError(f"{path}: starts with zeros only; the download is incomplete, fetch it again.")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`."""
+def read_json(path: Path, most: int = MOST_SETTINGS) -> dict[str, Any]:
+    """The JSON object in `path`, of `most` bytes."""
     file = ReadOnlyFile(path)
     try:
-        if file.size > _MAX_JSON_BYTES:
-            raise ModelError(f"{path}: {file.size} bytes are too many for a JSON file of a model.")
+        if file.size > most:
+            raise ModelError(f"{path}: {file.size} bytes are too many for such a file of a model; {most} may be.")
         raw = file.read(0, file.size, "its text")
     finally:
         file.close()

@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from edgespec.errors import ConfigError, ModelError
 from edgespec.models.base import FloatArray, ForwardOutput, KVCache, KVPool, Part
-from edgespec.models.batching import check_distinct, one_after_another
+from edgespec.models.batching import check_distinct, one_after_another, reserve_parts
 from edgespec.models.onnx_batch import BatchRunner, Share
-from edgespec.models.onnx_binding import Binding
+from edgespec.models.onnx_binding import Binding, Outputs
 from edgespec.models.onnx_cache import graph_folder
 from edgespec.models.onnx_rows import TableRows, embedding_rows, head_rows
 from edgespec.models.onnx_session import open_session
@@ -50,6 +50,7 @@ class OnnxCache:
         shape = (1, spec.num_kv_heads, capacity + 1, spec.head_dim)  # one more for the row that pads a single one
         self.buffers = [_on_demand(shape) for _ in range(2 * spec.num_layers)]
         self.bindings: dict[bool, Binding] = {}
+        self.outputs = Outputs(spec)
         self._position_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 4
 
     @property
@@ -134,10 +135,10 @@ class OnnxDecoder:
             if self._session is None:
                 raise ModelError("the model is closed.")
             ids, wanted = self._checked(tokens, cache, logits)
+            cache.reserve(cache.length + len(ids))
             binding = cache.bindings.get(hidden)
             if binding is None:
                 binding = cache.bindings[hidden] = Binding(self._session, self.spec, cache, self._rotary, hidden)
-            cache.reserve(cache.length + len(ids))
             with _as_model_error():
                 output = binding.run(ids, cache.length, wanted)
             cache.length += len(ids)
@@ -158,18 +159,21 @@ class OnnxDecoder:
             if len(parts) > self._batch.slots:
                 raise ValueError(f"a batch of {len(parts)} sequences was given, it takes {self._batch.slots}")
             shares = [self._share(part) for part in parts]
-            for share in shares:
-                share.cache.reserve(share.cache.length + len(share.ids))
+            reserve_parts(parts)
             with _as_model_error():
                 outputs = self._batch.run(shares)
             for share in shares:
                 share.cache.length += len(share.ids)
+                share.cache.outputs.drop()  # of when it ran alone: the batch has rows of its own
             return outputs
 
     def prepare_batch(self, slots: int) -> int:
-        if slots not in BATCH_SLOTS:
+        if slots not in (1, *BATCH_SLOTS):
             raise ValueError(f"a batch has {', '.join(map(str, BATCH_SLOTS))} slots, not {slots}")
         with self._lock:
+            if slots == 1:
+                self._batch = None
+                return 0
             if self._session is None:
                 raise ModelError("the model is closed.")
             if self._batch is None or self._batch.slots < slots:

@@ -23,6 +23,7 @@ from edgespec.errors import ModelError
 from edgespec.memory.kv_blocks import NO_MATCH, Match, NoRoom, Table
 from edgespec.models.base import FloatArray
 from edgespec.models.mapped_memory import PAGE, BlockFile, Region, most_mappings
+from edgespec.models.onnx_binding import Outputs
 from edgespec.models.onnx_decoder import OnnxCache
 from edgespec.models.pool_books import PoolBooks
 from edgespec.models.spec import ModelSpec
@@ -39,7 +40,7 @@ _LEAST_BLOCK = 64  # positions
 class Lane:
     """The addresses of one sequence. buffers: float32 [1, kv_heads, rows, head_dim] per layer and kind.
 
-    bindings: kept from sequence to sequence, since the addresses stay. Raises OSError.
+    bindings: kept from sequence to sequence, since the addresses stay; the rows that come out are not. Raises OSError.
     """
 
     def __init__(self, spec: ModelSpec, stride: int) -> None:
@@ -48,6 +49,7 @@ class Lane:
         floats = self.region.floats().reshape(2 * spec.num_layers, 1, heads, -1, spec.head_dim)
         self.buffers: list[FloatArray] = list(floats)
         self.bindings: dict[bool, Binding] = {}
+        self.outputs = Outputs(spec)
 
 
 class PooledCache(OnnxCache):
@@ -58,7 +60,7 @@ class PooledCache(OnnxCache):
         self.length = 0
         self.capacity = pool.context
         self.buffers = lane.buffers
-        self.bindings = lane.bindings
+        self.bindings, self.outputs = lane.bindings, lane.outputs
         self._position_bytes = pool.position_bytes
         self.lane: Lane | None = lane
         self.table = table
@@ -251,6 +253,7 @@ class MappedPool(PoolBooks):
         """The blocks of a sequence that is over; its lane only once nothing of them is mapped there."""
         if os.getpid() != self.pid:
             return
+        lane.outputs.drop()
         with suppress(OSError):  # the lane is dropped then: its addresses go with its last array
             lane.region.blank(0, self._stride)
             if usable:

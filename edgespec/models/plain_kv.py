@@ -2,6 +2,9 @@
 
 The books are those of the other pool, so promises hold in the same way; but nothing is shared: what a finished text
 left is a copy, block by block, and one that begins alike copies it again.
+
+Locks. The decoder's comes before the pool's: forwards hold it when they reserve, and whatever else takes or gives back
+the decoder's memory does so too (on a GPU nothing may be allocated while another thread captures a graph).
 """
 
 from __future__ import annotations
@@ -85,7 +88,6 @@ class PlainPool(PoolBooks):
         self._make = make
         self._kept: dict[int, Any] = {}  # what cached blocks hold
         self._decoder_lock = lock
-        self._live: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
     def nbytes(self) -> int:
@@ -94,7 +96,7 @@ class PlainPool(PoolBooks):
         return (stats.used + stats.cached) * self.block_bytes
 
     def new_cache(self, tokens: int, match: Match = NO_MATCH) -> Any:
-        with self._lock:
+        with self._decoder_lock, self._lock:
             self._check_open()
             self._collect()
             self._check_sequences()
@@ -113,7 +115,6 @@ class PlainPool(PoolBooks):
             self._blocks.counted(cache.length)
             self._prune()
             cache.join(self, table)
-            self._live.add(cache)
             return cache
 
     def reserve(self, table: Table, length: int) -> None:
@@ -130,7 +131,8 @@ class PlainPool(PoolBooks):
                 return
             size, had = self.block_size, list(table.blocks)
             self._blocks.release(table, ids)
-            new = [(i, block) for i, block in enumerate(had) if block in set(self._blocks.cached())]
+            cached = set(self._blocks.cached())
+            new = [(index, block) for index, block in enumerate(had) if block in cached]
             try:
                 for index, block in new:
                     self._kept[block] = cache.read(index * size, min((index + 1) * size, len(ids)))
@@ -147,12 +149,10 @@ class PlainPool(PoolBooks):
             moves = None if total == before else self._blocks.plan_shrink(total)
             if moves is None:
                 return 0
+            self._prune()  # first: a block may move to the number of one that was evicted
             self._blocks.shrink(total, moves)
             names = dict(moves)
-            cached = set(self._blocks.cached())
-            self._kept = {
-                names.get(old, old): kept for old, kept in self._kept.items() if names.get(old, old) in cached
-            }
+            self._kept = {names.get(old, old): kept for old, kept in self._kept.items()}
             return (before - total) * self.block_bytes
 
     def close(self) -> None:

@@ -81,7 +81,10 @@ def _gptq(settings: Mapping[str, Any], source: Path) -> Scheme:
             "use the original checkpoint."
         )
     # Keys "-:pattern" only leave layers unquantised; all others give layers settings of their own.
-    different = [str(key) for key in settings.get("dynamic") or {} if not str(key).startswith("-:")]
+    dynamic = settings.get("dynamic") or {}
+    if not isinstance(dynamic, dict):
+        raise ModelError(f"{source}: dynamic is {str(dynamic)[:40]!r}, it must be an object.")
+    different = [key for key in dynamic if not key.startswith("-:")]
     if different:
         raise ModelError(
             f"{source}: gives some layers settings of their own ({different[0][:60]!r}); a checkpoint with mixed "

@@ -10,6 +10,7 @@ from typing import Any
 
 from edgespec.errors import ModelError
 from edgespec.models.files import (
+    MOST_LISTS,
     ReadOnlyFile,
     TensorEntry,
     check_layout,
@@ -19,7 +20,8 @@ from edgespec.models.files import (
 )
 from edgespec.models.gguf_types import KINDS
 
-_MAX_HEADER = 100 << 20  # the format's own bound
+# A third of the format's own bound: 300,000 tensors. What is parsed of it takes up to twenty times as much memory.
+_MAX_HEADER = 32 << 20
 FLOAT_TYPES = {name: KINDS[name].nbytes // KINDS[name].block for name in ("F64", "F32", "F16", "BF16")}
 
 
@@ -95,7 +97,7 @@ class SafetensorsFile:
 
 def open_shards(index: Path, *, types: Mapping[str, int] = FLOAT_TYPES) -> list[SafetensorsFile]:
     """All files that a `model.safetensors.index.json` lists, each holding at least the tensors the index says."""
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json(index, MOST_LISTS).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index}: has no weight_map; fetch it again.")
     shards: dict[str, set[str]] = {}

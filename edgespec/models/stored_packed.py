@@ -22,6 +22,14 @@ from edgespec.models.quantised import GROUPS, FloatArray, Layout, Mode, Quantise
 from edgespec.models.stored import not_finite
 
 IntArray = npt.NDArray[Any]
+# What the "gptq" format takes from each int32 of zero points, by bits: one from every number in it, *as one
+# subtraction*. A zero point of 0 becomes 15 (255) by borrowing from its neighbour, and one addition gives all back:
+# so AutoGPTQ and GPTQModel write and read it ("qzeros.data -= 0b0001...0001", convert_gptq_v2_to_v1_format and back;
+# of checkpoints without symmetry up to 13% of the numbers are such ones, AutoGPTQ pull request 640). Reading 15 as 16
+# instead, number by number, would be wrong by the whole range and by one in the neighbour; and 16 itself is no zero
+# point of any quantiser, all clamp to 0..15. Older packers shifted -1 with all its bits over the neighbours: what was
+# there is lost, whoever reads it.
+_LESS_ONE = {4: 0x11111111, 8: 0x01010101}
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _COLUMNS = 512  # outputs unpacked at a time
 _INTEGERS = {"I32": np.int32, "I64": np.int64, "U8": np.uint8, "I8": np.int8}
@@ -41,19 +49,20 @@ class OwnMatrix:
             raise ModelError(f"{self.parts[0].file.path}: tensor {name}.{lost} is missing; convert the model again.")
         bits = {"U8": 4, "I8": 8}.get(q.kind)
         groups = scale.shape[1] if len(scale.shape) == 2 else 0
-        columns = q.shape[1] * 8 // bits if bits and len(q.shape) == 2 else 0
+        rows, width = q.shape if len(q.shape) == 2 else (0, 0)
+        columns = width * 8 // bits if bits else 0
         mode: Mode = "zeros" if "zero" in parts else "shift" if "shift" in parts else "symmetric"
         sound = bits and groups and columns % groups == 0 and columns // groups in GROUPS
         kinds = {"scale": ("F16", "F32"), "shift": ("F16", "F32"), "zero": ("U8",)}
         for key, entry in parts.items():
-            if key != "q" and (entry.shape != (q.shape[0], groups) or entry.kind not in kinds[key]):
+            if key != "q" and (entry.shape != (rows, groups) or entry.kind not in kinds[key]):
                 sound = False
         if not sound or not bits or (mode == "zeros" and bits == 8):
             raise ModelError(
                 f"{q.file.path}: tensor {name}.q has type {q.kind} and shape {list(q.shape)}, which does not fit its "
                 "scales; convert the model again."
             )
-        self.shape: tuple[int, ...] = (q.shape[0], columns)
+        self.shape: tuple[int, ...] = (rows, columns)
         self.layout: Layout | None = Layout(bits, columns // groups, mode)
         self.kind = f"int{bits}"
 
@@ -167,7 +176,9 @@ class PackedMatrix:
                 piece = np.ascontiguousarray(weight[:, begin : begin + _COLUMNS].T)
                 q[begin : begin + _COLUMNS] = self._numbers(piece, range(each)).reshape(len(piece), inputs)
         zeros = _rows(self._parts["qzeros"], 0, None).astype(np.int32, copy=False).view(np.uint32)
-        zero = np.ascontiguousarray(self._along_outputs(zeros).T).astype(np.int16) + np.int16(self._plus_one)
+        if self._plus_one:
+            zeros = zeros + np.uint32(_LESS_ONE[self._bits])
+        zero = np.ascontiguousarray(self._along_outputs(zeros).T).astype(np.int16)
         return q, zero, self._scales(), self._order()
 
     def _along_outputs(self, packed: IntArray) -> npt.NDArray[np.uint8]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import threading
@@ -114,6 +115,12 @@ class Tokenizer:
     def is_added(self, token_id: int) -> bool:
         """Whether the id was added to the vocabulary: control tokens, and words matched before any splitting."""
         return token_id in self._added
+
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of n times as many has n tokens or more (but for what a normaliser
+        leaves out)."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def fingerprint(self) -> str:
         """sha256 (hex) over all (id, token) pairs: equal for equal vocabularies, whatever their files and settings."""

@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 
 from edgespec.errors import ModelError
-from edgespec.models.files import ReadOnlyFile, read_json
+from edgespec.models.files import MOST_LISTS, ReadOnlyFile, read_json
 from edgespec.models.tokenizer import Tokenizer, TokenizerSettings, load_backend
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -45,7 +45,7 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
 
 
 def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
+    return read_json(path, MOST_LISTS) if path.exists() else {}
 
 
 def _token_text(value: Any) -> str | None:

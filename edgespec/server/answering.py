@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 from starlette.types import Receive
 
 from edgespec.results import GenerationResult, TextDelta
-from edgespec.server.errors import ApiError, from_exception, timed_out, too_long, unavailable, wrong
+from edgespec.server.errors import ApiError, from_exception, left, timed_out, too_long, unavailable, wrong
 from edgespec.server.metrics import Metrics
 from edgespec.server.openai import Shape
 from edgespec.server.schemas import Ask, sampling_params
@@ -41,14 +40,16 @@ class Answering:
         self._settings = settings
         self._model = model
         self._metrics = metrics
+        self._longest_token = engine.tokenizer.longest_token  # now: of a large vocabulary it takes a while
         self._threads = ThreadPoolExecutor(2, "edgespec-encode")
         self.running: set[Answer] = set()
 
     async def begin(self, ask: Ask, receive: Receive) -> Answer:
         """Queue it. Raises ApiError for whatever the engine refuses, before any model work."""
         departure = Departure(receive)
+        until = asyncio.get_running_loop().time() + self._settings.limits.request_seconds
         try:
-            request = await self._submit(ask, departure)
+            request = await self._submit(ask, departure, until)
         except BaseException as error:
             departure.close()
             if not isinstance(error, Exception):
@@ -72,18 +73,33 @@ class Answering:
         self.cancel_all(SHUTDOWN)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _submit(self, ask: Ask, departure: Departure) -> Any:
+    async def _submit(self, ask: Ask, departure: Departure, until: float) -> Any:
         raw = not ask.chat
         if sampling_params({"max_new_tokens": DEFAULT_CHAT_TOKENS, **ask.params}).max_new_tokens < 1:
             raise wrong("max_tokens must be 1 or more", "max_tokens", "invalid_value")
-        ids = await self._in_thread(functools.partial(self._engine.encode, ask.prompt, raw=raw))
+        self._refuse_hopeless(ask.prompt)
+        clock = asyncio.get_running_loop().time
+        try:
+            encode = self._in_thread(functools.partial(self._engine.encode, ask.prompt, raw=raw))
+            ids = await asyncio.wait_for(encode, until - clock())
+        except asyncio.TimeoutError:
+            raise timed_out("the time for this request was over before its prompt was read") from None
         params = self._fitted(ask, len(ids))
         if departure.gone:
-            raise ApiError(499, "the client left")
-        submit = functools.partial(
-            self._engine.submit, ids, params, raw=raw, deadline_s=self._settings.limits.request_seconds
-        )
+            raise left()
+        seconds = max(until - clock(), 0.001)
+        submit = functools.partial(self._engine.submit, ids, params, raw=raw, deadline_s=seconds)
         return await self._in_thread(submit, late=lambda request: request.cancel(SHUTDOWN))
+
+    def _refuse_hopeless(self, prompt: str | list[int] | list[dict[str, str]]) -> None:
+        """Refuse, before it takes a thread and memory for seconds, what is too long even in the longest tokens."""
+        if isinstance(prompt, list):
+            texts = [part["content"] for part in prompt if isinstance(part, dict)]
+        else:
+            texts = [prompt]
+        characters, context = sum(map(len, texts)), self._engine.context
+        if characters > context * self._longest_token:
+            raise too_long(f"the prompt has {characters} characters; prompt and answer may have {context} tokens")
 
     def _fitted(self, ask: Ask, prompt_tokens: int) -> Any:
         """The parameters with room for the answer; a prompt that leaves none is refused."""
@@ -108,7 +124,7 @@ class Answering:
 
     def _finished(self, answer: Answer, result: GenerationResult | None) -> None:
         self.running.discard(answer)
-        self._metrics.finished(result, answer.first_at - answer.began if answer.first_at else None)
+        self._metrics.finished(result)
 
 
 class Departure:
@@ -136,7 +152,7 @@ class Departure:
 
 
 class Answer:
-    """One answer on its way. began, first_at: `perf_counter` of its queueing and of its first piece (0: none yet)."""
+    """One answer on its way."""
 
     def __init__(
         self,
@@ -152,8 +168,6 @@ class Answer:
         self._result: GenerationResult | None = None
         self._ahead: asyncio.Task[TextDelta | None] | None = None
         self._exhausted = False
-        self.began = time.perf_counter()
-        self.first_at = 0.0
 
     def cancel(self, reason: str) -> None:
         self._request.cancel(reason)
@@ -174,7 +188,6 @@ class Answer:
         """The answer in one object. Raises ApiError."""
         try:
             result = await self._outcome()
-            self.first_at = self.began + result.stats.time_to_first_token_s
             return self._shape.whole(result, self._cancelled(result))
         finally:
             self.close()
@@ -187,7 +200,9 @@ class Answer:
         pieces = self._pieces(FIRST_PIECE_SECONDS)
         try:
             async for piece in pieces:
-                return piece
+                # A request that ends in the queue has one empty piece that says so; the outcome says why.
+                if piece is None or piece.token_ids or piece.finish_reason is None:
+                    return piece
             await self._outcome()
             return None
         except BaseException as error:
@@ -235,7 +250,6 @@ class Answer:
             if piece is None:
                 self._exhausted = True
                 return
-            self.first_at = self.first_at or time.perf_counter()
             yield piece
 
     @functools.cached_property

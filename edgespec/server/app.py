@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from edgespec.server.answering import Answering
-from edgespec.server.body import read_json
+from edgespec.server.answering import Answer, Answering
+from edgespec.server.body import Bodies, read_json
 from edgespec.server.errors import ApiError, from_exception, unavailable, wrong
 from edgespec.server.guard import Guard
 from edgespec.server.metrics import CONTENT_TYPE, Metrics
@@ -22,6 +23,7 @@ from edgespec.server.sse import EventStream, JsonResponse
 from edgespec.server.timeline import Timeline
 
 _READ = ["GET", "HEAD"]
+AskOf = Callable[[Mapping[str, Any], Mapping[str, Any]], Ask]
 
 
 class App:
@@ -43,8 +45,17 @@ class App:
         self.metrics.watch(
             lambda: engine.serving, engine.memory_bytes, lambda: engine.drafts, lambda: self.connections()
         )
-        self._names = {self.model, str(engine.config.model)}
-        self.asgi: ASGIApp = Guard(self._routes(), settings, lambda: self.draining, self.metrics.http)
+        # Never a path of this machine: what is accepted can be guessed.
+        self._names = {self.model, model_name(engine.config.model)}
+        limits = settings.limits
+        self.bodies = Bodies(max(limits.bodies_bytes, limits.body_bytes))
+        self._guard = Guard(self._routes(), settings, lambda: self.draining, self.metrics.http)
+        self.asgi: ASGIApp = self._guard
+
+    @property
+    def busy(self) -> int:
+        """Requests without a whole answer."""
+        return self._guard.busy
 
     def close(self) -> None:
         """Cancel what runs, and let go of the engine."""
@@ -68,20 +79,24 @@ class App:
         return routes
 
     async def _chat(self, request: Request) -> Response:
-        values = await read_json(request, self.settings.limits)
-        return await self._answer(chat_ask(values, self.settings.defaults), request)
+        return await self._answer(chat_ask, request)
 
     async def _complete(self, request: Request) -> Response:
-        values = await read_json(request, self.settings.limits)
-        return await self._answer(completion_ask(values, self.settings.defaults), request)
+        return await self._answer(completion_ask, request)
 
-    async def _answer(self, ask: Ask, request: Request) -> Response:
-        if ask.model is not None and ask.model not in self._names:
-            raise _no_model(ask.model, self.model)
-        answer = await self.answering.begin(ask, request.receive)
-        if not ask.stream:
+    async def _answer(self, ask_of: AskOf, request: Request) -> Response:
+        stream, answer = await self._begin(ask_of, request)
+        if not stream:
             return JsonResponse(await answer.whole())
         return EventStream(answer.frames(await answer.first()), answer.close)
+
+    async def _begin(self, ask_of: AskOf, request: Request) -> tuple[bool, Answer]:
+        """Whether it is to be streamed, and the answer, queued. The body ends here: an answer may take minutes."""
+        with self.bodies.share() as take:
+            ask = ask_of(await read_json(request, self.settings.limits, take), self.settings.defaults)
+            if ask.model is not None and ask.model not in self._names:
+                raise _no_model(ask.model, self.model)
+            return ask.stream, await self.answering.begin(ask, request.receive)
 
     async def _models(self) -> Response:
         return JsonResponse({"object": "list", "data": [self._card()]})

@@ -4,25 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from edgespec.server.errors import ApiError, wrong
+from edgespec.server.errors import ApiError, busy, left, wrong
 from edgespec.server.settings import Limits
 
 _LINGER_BYTES, _LINGER_SECONDS = 64 << 20, 5.0
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
+Take = Callable[[int], None]
 
-async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
-    """The body as an object. Raises ApiError: 400, 408, 413 or 415."""
+
+class Bodies:
+    """The bytes of all bodies that are read, checked or encoded just now. most: what they may be together."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+
+    @contextmanager
+    def share(self) -> Iterator[Take]:
+        """A function that takes bytes for one body, which are given back at the end; 429 if there is no room."""
+        mine = 0
+
+        def take(count: int) -> None:
+            nonlocal mine
+            if self.taken + count > self.most:
+                raise busy(f"the bodies of other requests fill the {self.most} bytes that there are for them")
+            mine += count
+            self.taken += count
+
+        try:
+            yield take
+        finally:
+            self.taken -= mine
+
+
+async def read_json(request: Request, limits: Limits, take: Take = lambda count: None) -> dict[str, Any]:
+    """The body as an object. take: asked for its bytes. Raises ApiError: 400, 408, 413, 415, 499, or what take does."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(415, f"the body is {kind[:80]!r}; send 'Content-Type: application/json'", code="wrong_type")
     try:
-        body = await asyncio.wait_for(_read(request, limits.body_bytes), limits.body_seconds)
+        body = await asyncio.wait_for(_read(request, limits.body_bytes, take), limits.body_seconds)
+    except ClientDisconnect:
+        raise left() from None
     except asyncio.TimeoutError:
         message = f"the body did not come within {limits.body_seconds:g} s"
         raise ApiError(408, message, kind="timeout_error", headers={"connection": "close"}) from None
@@ -32,8 +64,10 @@ async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
 def parse_object(body: bytes) -> dict[str, Any]:
     """JSON as an object. NaN and infinities, which JSON has not, are refused; half characters become U+FFFD."""
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
-        if b"\\ud" in body or b"\\uD" in body:
+        # As text: of bytes, json guesses the encoding, and lets halves of characters through.
+        text = body.decode("utf-8-sig")
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
+        if "\\ud" in text or "\\uD" in text:
             value = _without_surrogates(value)
     except RecursionError:
         raise wrong("the body is nested too deeply", code="invalid_json") from None
@@ -44,7 +78,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-async def _read(request: Request, most: int) -> bytes:
+async def _read(request: Request, most: int, take: Take) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > most:
         await _linger(request, int(announced))
@@ -54,6 +88,7 @@ async def _read(request: Request, most: int) -> bytes:
         size += len(chunk)
         if size > most:
             raise _too_large(most)
+        take(len(chunk))
         chunks.append(chunk)
     return b"".join(chunks)
 
@@ -80,6 +115,13 @@ def _too_large(most: int) -> ApiError:
 
 def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is no JSON number")
+
+
+def _finite_float(word: str) -> float:
+    value = float(word)
+    if math.isinf(value):
+        raise ValueError(f"{word[:40]} is more than a number here can be")
+    return value
 
 
 def _without_surrogates(value: Any) -> Any:

@@ -10,14 +10,18 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec.server.errors import unavailable
-from edgespec.server.settings import Limits
+from edgespec.server.settings import SPARE_CONNECTIONS, Limits
 from edgespec.server.sse import dumps
+
+_MOST_AHEAD = 64 << 10  # bytes of further requests that may come while one is answered
 
 
 class Connection(H11Protocol):
     """Silent: no whole request head for `header_seconds`. Stalled: nothing more can be written for `stall_seconds`.
+    Trailing: the answer is out (a key that is wrong, say), but for `body_seconds` the body has not come to its end.
 
-    Both are cut off at once: closing in order would wait for the client once more. One connection too many gets a 503.
+    All are cut off at once: closing in order would wait for the client once more. Connections too many are for probes
+    (the guard refuses everything else), and when those are taken too, a 503.
     """
 
     limits = Limits()  # of a subclass, see `limited`
@@ -26,17 +30,22 @@ class Connection(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self._silence: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self._trail: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.limits.connections:
+        more = len(self.connections) - self.limits.connections
+        if more > SPARE_CONNECTIONS:
             self._refuse()
             return
+        if more > 0:
+            self.app_state = {**self.app_state, "spare": True}
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         _stop(self._silence)
         _stop(self._stall)
+        _stop(self._trail)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -44,6 +53,11 @@ class Connection(H11Protocol):
             return
         super().data_received(data)
         their_state = self.conn.their_state
+        if their_state is not h11.SEND_BODY or not self.cycle.response_complete:
+            _stop(self._trail)
+            self._trail = None
+        if their_state is h11.DONE:
+            self._read_ahead()
         if their_state is not h11.IDLE:
             _stop(self._silence)
             self._silence = None
@@ -63,11 +77,29 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        # uvicorn's own timer ends with the next byte, whatever it is of.
+        if self.cycle.response_complete and self.conn.their_state is h11.SEND_BODY and self._trail is None:
+            self._trail = self.loop.call_later(self.limits.body_seconds, self.transport.abort)
         self._watch_end()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP after an answer that is out already can have no other one."""
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:
+            self.transport.abort()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
         self._watch_end()
+
+    def _read_ahead(self) -> None:
+        """A further request waits until this one is answered. uvicorn then stops reading, and would not see the client
+        leave; so it goes on here, up to a bound."""
+        if len(self.conn.trailing_data[0]) > _MOST_AHEAD:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def _watch_end(self) -> None:
         """A connection that is closing still has what it wrote last; a client that does not take it holds it open."""

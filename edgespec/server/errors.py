@@ -58,6 +58,17 @@ def unavailable(message: str, retry_after: float = 1.0) -> ApiError:
     return ApiError(503, message, kind="server_error", code="unavailable", headers=headers)
 
 
+def busy(message: str) -> ApiError:
+    """Too much at once; the body was not read to its end."""
+    headers = {"retry-after": "1", "connection": "close"}
+    return ApiError(429, message, kind="rate_limit_error", code="busy", headers=headers)
+
+
+def left() -> ApiError:
+    """Nobody is there to read this; it is for what is counted (the status is nginx's)."""
+    return ApiError(499, "the client left")
+
+
 def timed_out(message: str) -> ApiError:
     return ApiError(504, message, kind="timeout_error", code="timeout")
 

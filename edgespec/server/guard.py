@@ -16,12 +16,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 
 from edgespec.server.errors import ApiError, unavailable
-from edgespec.server.settings import ServerSettings
+from edgespec.server.settings import ServerSettings, host_name
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 OPEN_PATHS = frozenset({"/", "/health"})  # the page holds nothing, and probes have no key
+PROBES = OPEN_PATHS | {"/metrics"}  # what a full server still answers
 _SAFE_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -30,7 +31,10 @@ _SAFE_HEADERS = {
 
 
 class Guard:
-    """ASGI middleware. draining: whether the server takes no more requests. done: told method, path and status."""
+    """ASGI middleware. draining: whether the server takes no more requests. done: told method, path and status.
+
+    busy: requests that were let in and have no whole answer yet, those that are still being read too; probes aside.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class Guard:
         self._settings = settings
         self._draining = draining
         self._done = done
+        self.busy = 0
         self._key = None if settings.api_key is None else _digest(settings.api_key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,9 +68,12 @@ class Guard:
             response = self._decide(scope, headers)
         except ApiError as error:
             response = JSONResponse(error.body(), error.status, error.headers)
+        counted = response is None and scope["path"] not in OPEN_PATHS
+        self.busy += counted
         try:
             await (response or self._app)(scope, receive, marked)
         finally:
+            self.busy -= counted
             self._done(scope["method"], scope["path"], status)
 
     def _decide(self, scope: Scope, headers: Headers) -> Response | None:
@@ -78,6 +86,8 @@ class Guard:
             self._check_key(headers)
             if self._draining():
                 raise unavailable("the server is ending and takes no more requests", 5)
+        if scope["path"] not in PROBES and scope.get("state", {}).get("spare"):
+            raise unavailable("there are as many connections as may be; this one is for probes")
         return None
 
     def _check_host(self, headers: Headers) -> None:
@@ -138,13 +148,6 @@ class Guard:
             headers.add_vary_header("Origin")
         else:
             headers["cross-origin-resource-policy"] = "same-origin"
-
-
-def host_name(host: str) -> str:
-    """The name in a Host header, lower case: without the port, and without the dot that may end it."""
-    if host.startswith("["):
-        return host.partition("]")[0].lower() + "]"
-    return host.partition(":")[0].lower().rstrip(".")
 
 
 def _same_origin(origin: str, host: str) -> bool:

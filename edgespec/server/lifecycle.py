@@ -22,7 +22,7 @@ from edgespec.errors import ConfigError
 from edgespec.server.answering import SHUTDOWN
 from edgespec.server.app import App
 from edgespec.server.connections import limited
-from edgespec.server.settings import ServerSettings
+from edgespec.server.settings import SPARE_CONNECTIONS, ServerSettings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LAST_SECONDS = 5.0  # that cancelled answers have to reach their clients
@@ -60,7 +60,7 @@ def room_for_connections(wanted: int) -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + _SPARE_FILES
+    needed = wanted + SPARE_CONNECTIONS + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -122,14 +122,15 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _tick_drain(self) -> None:
-        running = len(self._app.answering.running)
+        running = self._app.busy
         over = time.monotonic() - self._deadline
         if not running or over > _LAST_SECONDS:
             self.should_exit = True
-        elif over >= 0 and not self._cancelled:
+        elif over >= 0:
+            if not self._cancelled:
+                self._log(f"the grace is over: cancelling {running} answers")
             self._cancelled = True
-            self._log(f"the grace is over: cancelling {running} answers")
-            self._app.answering.cancel_all(SHUTDOWN)
+            self._app.answering.cancel_all(SHUTDOWN)  # each time: one that was still encoded comes later
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:  # type: ignore[override]

@@ -65,18 +65,18 @@ class Metrics:
     def refused(self, status: int) -> None:
         self._requests.labels("queue_full" if status == 429 else "failed" if status >= 500 else "refused").inc()
 
-    def finished(self, result: GenerationResult | None, first_seconds: float | None) -> None:
-        """result: None if it failed, or ended before it said anything."""
+    def finished(self, result: GenerationResult | None) -> None:
+        """result: None if it failed, or ended before it said anything. A prompt counts when it was read to its end."""
         if result is None:
             self._requests.labels("failed").inc()
             return
         stats = result.stats
         self._requests.labels(result.finish_reason).inc()
-        self._prompt.inc(result.prompt_tokens)
-        self._reused.inc(stats.reused_tokens)
         self._written.inc(len(result.token_ids))
-        if first_seconds is not None:
-            self._first.observe(first_seconds)
+        if stats.time_to_first_token_s > 0:
+            self._prompt.inc(result.prompt_tokens)
+            self._reused.inc(stats.reused_tokens)
+            self._first.observe(stats.time_to_first_token_s)
         if len(result.token_ids) > 1 and stats.decode_seconds > 0:
             self._token.observe(stats.decode_seconds / (len(result.token_ids) - 1))
 

@@ -6,17 +6,24 @@ Fields that would change the answer and that this engine cannot do are refused, 
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt, ValidationError
 
 from edgespec.decoding.params import SamplingParams
 from edgespec.errors import ParameterError
 from edgespec.server.errors import ApiError, unsupported, wrong
 
 MAX_STOPS, MAX_STOP_CHARACTERS, MAX_TOP_LOGPROBS = 16, 500, 20
+MAX_MESSAGES, MAX_TOKEN_IDS = 4096, 1024
+
+# pydantic notes every element that is wrong, in kilobytes each, unless a list fails at the first, which lists among
+# several forms of a field cannot. So those fields are `Any` here, and checked by hand below.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 57
 
 # Known, and without meaning here: they concern accounts, billing, caching and scheduling of a hosted service.
 _NO_MEANING = frozenset(
@@ -35,7 +42,7 @@ class _Message(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: Any = None
 
 
 class _Body(BaseModel):
@@ -51,26 +58,26 @@ class _Body(BaseModel):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    stop: str | list[str] | None = None
+    logit_bias: Any = None
+    stop: Any = None
     seed: StrictInt | None = None
     top_k: StrictInt | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: list[StrictInt] | None = None
+    stop_token_ids: Any = None
     ignore_eos: bool | None = None
     min_tokens: StrictInt | None = None
 
 
 class ChatBody(_Body):
-    messages: Annotated[list[_Message], Field(min_length=1)]
+    messages: Annotated[list[_Message], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
     max_completion_tokens: StrictInt | None = None
     logprobs: bool | None = None
     top_logprobs: StrictInt | None = None
 
 
 class CompletionBody(_Body):
-    prompt: str | list[StrictInt] | list[str] | list[list[StrictInt]]
+    prompt: Any
     logprobs: StrictInt | None = None
 
 
@@ -112,7 +119,7 @@ def chat_ask(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ask:
     params = _sampling(body, defaults)
     if body.max_completion_tokens is not None:
         params["max_new_tokens"] = body.max_completion_tokens
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise wrong("top_logprobs needs logprobs: true", "top_logprobs")
     if body.logprobs:
         params["logprobs"] = _count("top_logprobs", body.top_logprobs or 0, MAX_TOP_LOGPROBS)
@@ -169,9 +176,14 @@ def _complaint(error: ValidationError) -> ApiError:
             break  # pydantic's name of one form
         else:
             path += f".{step}" if path else step
-    shown = repr(first["input"])
-    given = "" if first["type"] == "missing" else f" (it is {shown if len(shown) <= 60 else shown[:57] + '...'})"
+    given = "" if first["type"] == "missing" else f" (it is {_shown(first['input'])})"
     return wrong(f"{path}: {first['msg'][0].lower()}{first['msg'][1:]}{given}", path, "invalid_value")
+
+
+def _shown(value: Any) -> str:
+    """The beginning of it."""
+    shown = _SHORT.repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
 def _refuse(values: Mapping[str, Any], **reasons: str) -> None:
@@ -202,11 +214,16 @@ def _message(index: int, message: _Message) -> dict[str, str]:
         return {"role": role, "content": ""}
     if isinstance(message.content, str):
         return {"role": role, "content": message.content}
+    if not isinstance(message.content, list) or len(message.content) > MAX_MESSAGES:
+        told = f"{where}.content must be a text, or a list of up to {MAX_MESSAGES} text parts"
+        raise wrong(told, f"{where}.content", "invalid_value")
     texts = [_part(f"{where}.content[{number}]", part) for number, part in enumerate(message.content)]
     return {"role": role, "content": "".join(texts)}
 
 
-def _part(where: str, part: Mapping[str, Any]) -> str:
+def _part(where: str, part: Any) -> str:
+    if not isinstance(part, dict):
+        raise wrong(f"{where} must be an object (it is {_shown(part)})", where, "invalid_value")
     kind = part.get("type")
     text = part.get("text" if kind != "refusal" else "refusal")
     if kind not in ("text", "refusal"):
@@ -217,13 +234,22 @@ def _part(where: str, part: Mapping[str, Any]) -> str:
 
 
 def _one_prompt(prompt: Any) -> str | list[int]:
+    """A text, token ids, or a list of one of those."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
         if len(prompt) > 1:
             raise unsupported("prompt", f"prompt has {len(prompt)} prompts; send one in each request")
         prompt = prompt[0]
-    if not prompt:
+    if prompt is None or prompt == "" or prompt == []:
         raise wrong("prompt is empty", "prompt")
-    return prompt  # type: ignore[no-any-return]
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list):
+        raise wrong(f"prompt must be a text or a list of token ids (it is {_shown(prompt)})", "prompt", "invalid_value")
+    for place, token in enumerate(prompt):
+        if type(token) is not int:
+            message = f"prompt[{place}]: token ids are whole numbers (it is {_shown(token)})"
+            raise wrong(message, "prompt", "invalid_value")
+    return prompt
 
 
 def _sampling(body: _Body, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,18 +269,34 @@ def _count(name: str, value: int, most: int) -> int:
     return value
 
 
-def _stops(value: str | list[str]) -> tuple[str, ...]:
-    stops = (value,) if isinstance(value, str) else tuple(value)
-    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    if (
+        not isinstance(stops, list)
+        or len(stops) > MAX_STOPS
+        or not all(isinstance(stop, str) and len(stop) <= MAX_STOP_CHARACTERS for stop in stops)
+    ):
         raise wrong(f"stop may be up to {MAX_STOPS} texts of {MAX_STOP_CHARACTERS} characters", "stop", "invalid_value")
     return tuple(stop for stop in stops if stop)
 
 
-def _biases(value: dict[str, float]) -> dict[int, float]:
-    if len(value) > 1024:
-        raise wrong("logit_bias may have up to 1024 tokens", "logit_bias", "invalid_value")
-    if bad := next((key for key in value if not (key.isascii() and key.isdigit() and len(key) < 10)), None):
-        raise wrong(f"logit_bias has the key {bad[:40]!r}, which is no token id", "logit_bias", "invalid_value")
+def _ids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > MAX_TOKEN_IDS or any(type(token) is not int for token in value):
+        message = f"stop_token_ids must be a list of up to {MAX_TOKEN_IDS} token ids"
+        raise wrong(message, "stop_token_ids", "invalid_value")
+    return tuple(value)
+
+
+def _biases(value: Any) -> dict[int, float]:
+    if not isinstance(value, dict) or len(value) > MAX_TOKEN_IDS:
+        message = f"logit_bias must be an object of up to {MAX_TOKEN_IDS} token ids"
+        raise wrong(message, "logit_bias", "invalid_value")
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise wrong(f"logit_bias has the key {key[:40]!r}, which is no token id", "logit_bias", "invalid_value")
+        if type(bias) not in (int, float):
+            message = f"logit_bias.{key}: a number is wanted (it is {_shown(bias)})"
+            raise wrong(message, f"logit_bias.{key}", "invalid_value")
     return {int(key): bias for key, bias in value.items()}
 
 
@@ -275,7 +317,7 @@ _FIELDS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
     ("repetition_penalty", "repetition_penalty", _same),
     ("logit_bias", "logit_bias", _biases),
     ("stop", "stop", _stops),
-    ("stop_token_ids", "stop_token_ids", tuple),
+    ("stop_token_ids", "stop_token_ids", _ids),
     ("ignore_eos", "ignore_eos", _same),
-    ("seed", "seed", lambda seed: seed % (1 << 63)),  # any whole number, negative ones too
+    ("seed", "seed", lambda seed: seed % (1 << 64)),  # any whole number; OpenAI's are of 64 bits, with a sign
 )

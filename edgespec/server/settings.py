@@ -13,6 +13,7 @@ from edgespec.errors import ConfigError
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 DEFAULT_PORT = 8000
 MIB = 1 << 20
+SPARE_CONNECTIONS = 16  # beyond the limit, for probes alone: a server that is full is not one that is dead
 
 
 @dataclass(frozen=True)
@@ -20,22 +21,24 @@ class Limits:
     """How much one client may ask for. ConfigError names the limit that cannot work.
 
     body_bytes: of one request. prompt_tokens: None = what the context takes. request_seconds: from the moment a request
-    is queued to its last token. connections: open at once. header_seconds: until a request's head has come.
-    body_seconds: until its body has. idle_seconds: that a connection is kept after an answer. stall_seconds: a client
-    that takes nothing of what waits for it for so long is cut off.
+    has come to its last token. connections: open at once; more than requests may run and wait, else a full queue could
+    never say so. header_seconds: until a request's head has come. body_seconds: until its body has. idle_seconds: that
+    a connection is kept after an answer. stall_seconds: a client that takes nothing of what waits for it for so long is
+    cut off. bodies_bytes: of all bodies that are read, checked or encoded at once (one always fits).
     """
 
     body_bytes: int = 8 * MIB
     prompt_tokens: int | None = None
     request_seconds: float = 600.0
-    connections: int = 256
+    connections: int = 512
     header_seconds: float = 15.0
     body_seconds: float = 60.0
     idle_seconds: float = 75.0
     stall_seconds: float = 30.0
+    bodies_bytes: int = 64 * MIB
 
     def __post_init__(self) -> None:
-        for name in ("body_bytes", "prompt_tokens", "connections"):
+        for name in ("body_bytes", "prompt_tokens", "connections", "bodies_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"the limit {name} is {value}: give 1 or more")
@@ -82,6 +85,7 @@ class ServerSettings:
                 "or --insecure if that is what you want"
             )
         object.__setattr__(self, "allow_origins", tuple(map(_origin, self.allow_origins)))
+        object.__setattr__(self, "allow_hosts", tuple(map(host_name, self.allow_hosts)))
         if "*" in self.allow_origins and self.api_key is None:
             raise ConfigError("--allow-origin '*' lets every web page use this engine: give --api-key with it")
 
@@ -97,12 +101,19 @@ class ServerSettings:
         address that is no name cannot be rebound.
         """
         name = name.strip("[]")
-        if name in LOOPBACK_NAMES or name in {host.lower() for host in self.allow_hosts} or is_loopback(name):
+        if name in LOOPBACK_NAMES or name in self.allow_hosts or is_loopback(name):
             return True
         if self.loopback:
             return False
         own = socket.gethostname().lower()
         return name in {self.host.lower(), own, f"{own}.local"} or _is_address(name)
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, lower case: without the port, and without the dot that may end it."""
+    if host.startswith("["):
+        return host.partition("]")[0].lower() + "]"
+    return host.partition(":")[0].lower().rstrip(".")
 
 
 def is_loopback(host: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from edgespec.serving.request import Request
@@ -22,20 +23,19 @@ _keys = itertools.count()
 class Active:
     """Belongs to the serving thread.
 
-    key: a number of its own. prefilling: until its first token. over: it was taken to its end, or failed. release:
-    gives back what it held.
+    key: a number of its own. prefilling: until its first token. over: it was taken to its end, or failed. withdraw:
+    takes its vote on the working set back.
     """
 
     def __init__(
-        self, request: Request, generation: Generation, account: Account, release: Callable[[], None] = lambda: None
+        self, request: Request, generation: Generation, account: Account, withdraw: Callable[[], None] = lambda: None
     ) -> None:
         self.request, self.generation = request, generation
         self.key = next(_keys)
-        self._account, self._release = account, release
+        self._account, self._withdraw = account, withdraw
         self.prefilling = True
         self.begun = False
         self.over = False
-        self.rounds = 0
         self.first_tokens = 0
         request.become("prefill")
 
@@ -58,9 +58,15 @@ class Active:
             share(self.session.tokens[: self.session.valid])
 
     def deliver(self) -> None:
-        """Hand on what has become certain, and end it if that was all."""
+        """Hand on what has become certain, and end it if that was all. Does not raise: what fails it fails it alone."""
         if self.over:
             return
+        try:
+            self._deliver()
+        except Exception as error:
+            self.fail(error)
+
+    def _deliver(self) -> None:
         if self.generation.over:
             self.generation.close()
         delta = self.generation.take()
@@ -80,16 +86,23 @@ class Active:
         self._end(error)
 
     def _end(self, error: Exception | None) -> None:
+        """Whatever fails on the way: its memory and its vote are given back, and whoever waits is told."""
+        if self.over:
+            return
         self.over = True
+        result = None
         try:
-            self._account.end()
-            result = self._account.complete(self.generation.result)
-            self.session.close()
-            self._release()
+            with ExitStack() as stack:
+                stack.callback(self._withdraw)
+                stack.callback(self.session.close)
+                result = self.generation.result
+                self._account.end()
+                result = self._account.complete(result)
         except Exception as problem:
             _log.exception("%s cannot be closed as it should", self.request.id)
-            error = error or problem
-        if error is None:
-            self.request.end(result)
-        else:
+            error = error or (problem if result is None else None)
+        if error is not None:
             self.request.fail(error)
+        else:
+            assert result is not None
+            self.request.end(result)

@@ -14,12 +14,13 @@ from drafts.base import Proposal
 from edgespec.decoding.counts import TO_SECONDS
 from edgespec.decoding.halves import Looked, Prepared, Seen, Shared
 from edgespec.models.base import Decoder, ForwardOutput, Part
+from edgespec.models.batching import PartError
 from edgespec.models.cuda.memory import out_of_memory
 from edgespec.serving.active import Active
 from edgespec.serving.drafters import Drafters
 from edgespec.serving.lengths import Lengths
 from edgespec.serving.records import BatchRecord
-from predictor.catch_up import FREELY
+from predictor.catch_up import FREELY, PIECE, Reading
 from predictor.planner import PLAIN, Plan
 
 _T = TypeVar("_T")
@@ -44,13 +45,15 @@ class _Turn:
     plan: Plan | None = None
     prepared: Prepared | None = None
     resident: frozenset[str] = frozenset()
+    passed: frozenset[str] = frozenset()
     part: Part | None = None
+    output: ForwardOutput | None = None
     seen: Seen | None = None
     error: Exception | None = None
 
     def give_up_guesses(self) -> None:
-        """Make it a plain round, if it is one."""
-        if self.prepared is not None:
+        """Make it a plain round, if it is one. A seeded text keeps its guesses: without them it would be another."""
+        if self.prepared is not None and not self.active.generation.seeded:
             self.prepared = self.prepared._replace(plan=PLAIN, proposal=Proposal())
             self.part = self.active.session.ask_verify([])
 
@@ -81,7 +84,8 @@ class BatchRunner:
             rounds = [turn for turn in rounds if self._look(turn, leases)]
             drafting = perf_counter()
             _plan(lengths, rounds, now, sum(len(turn.part.tokens) for turn in pieces if turn.part))
-            jobs = [(turn.plan.draft if turn.plan else None, partial(self._prepare, turn)) for turn in rounds]
+            others = len(rounds) + len(pieces) > 1
+            jobs = [(turn.plan.draft if turn.plan else None, partial(_prepare, turn, others)) for turn in rounds]
             self._drafters.run(jobs)
             for turn in rounds:
                 if turn.error is not None:
@@ -89,7 +93,7 @@ class BatchRunner:
             drafted = perf_counter()
             turns = [turn for turn in rounds if turn.part is not None] + pieces
             rows = sum(len(turn.part.tokens) for turn in turns if turn.part)
-            target = self._judge(turns)
+            target = self._judge(turns, leases)
         for turn in rounds:
             if turn.seen is not None:
                 _attempt(turn.active, partial(turn.active.generation.learned, turn.seen))
@@ -100,12 +104,12 @@ class BatchRunner:
     def _alone(self, turn: _Turn, begin: float) -> BatchRecord:
         """The round that `Generation.step` would make."""
         turn.seen = _attempt(turn.active, turn.active.generation.round)
-        turn.active.rounds += 1
-        seconds = (0.0, 0.0)
-        if turn.seen is not None:
-            seconds = turn.seen.observation.draft_seconds, turn.seen.observation.target_seconds
-        width = turn.seen.observation.width if turn.seen is not None else 0
-        return self._record(begin, [turn], width, *seconds)
+        if turn.seen is None:
+            return self._record(begin, [turn], 0, 0.0, 0.0)
+        with turn.active.session.leased() as resident:  # only to see what there is
+            turn.resident = resident
+        observation = turn.seen.observation
+        return self._record(begin, [turn], observation.width, observation.draft_seconds, observation.target_seconds)
 
     # Before the forward
 
@@ -128,55 +132,52 @@ class BatchRunner:
         turn.looked = _attempt(turn.active, partial(turn.active.generation.look, read=False))
         return turn.looked is not None
 
-    def _prepare(self, turn: _Turn) -> None:
-        """Let the drafts guess; may run beside those of others, in another thread. Does not raise."""
-        assert turn.looked is not None
-        assert turn.plan is not None
-        looked, planned = turn.looked, turn.plan.draft
-        if looked.candidates is not None:
-            # One that lags reads only if it was planned, on the way; it is not asked for a guess to compare.
-            able = [c for c in looked.candidates if c.behind <= FREELY or c.name == planned]
-            looked = looked._replace(candidates=able)
-        try:
-            turn.prepared = turn.active.generation.prepare(looked, turn.plan, perf_counter_ns())
-            turn.part = turn.active.session.ask_verify(turn.prepared.proposal.tokens)
-        except Exception as error:
-            turn.error = error
-
     def close(self) -> None:
         self._drafters.close()
 
     # The forward, and after it
 
-    def _judge(self, turns: Sequence[_Turn]) -> float:
+    def _judge(self, turns: Sequence[_Turn], leases: ExitStack) -> float:
         """Forward, accept and commit, as many at once as the target takes; the seconds of the forwards."""
         slots, total, remaining = self._decoder.batch_slots, 0, iter(turns)
         while group := list(islice(remaining, slots if slots > 1 else None)):
             begin = perf_counter_ns()
-            outputs = self._forward(group)
-            if outputs is None:
-                continue
+            short = self._forward(group)
+            if short is not None:  # memory ran out: once more, without guesses
+                _make_room(turns, short, leases)
+                group = [turn for turn in group if not turn.active.over]
+                for turn in group:
+                    _attempt(turn.active, turn.give_up_guesses)
+                group = [turn for turn in group if not turn.active.over]
+                begin = perf_counter_ns()
+                if group:
+                    self._forward(group, last=True)
             shared = Shared(begin, perf_counter_ns(), len(group))
-            total += shared.end - shared.begin
-            for turn, output in zip(group, outputs, strict=True):
-                _attempt(turn.active, partial(self._take, turn, output, shared))
+            for turn in group:
+                if turn.output is not None:
+                    _attempt(turn.active, partial(self._take, turn, turn.output, shared))
+            total += shared.end - shared.begin if any(turn.output is not None for turn in group) else 0
         return total * TO_SECONDS
 
-    def _forward(self, group: Sequence[_Turn]) -> list[ForwardOutput] | None:
-        """None: it failed, and with it all of these. Where memory ran out, it is tried once more without guesses."""
-        for again in (False, True):
-            try:
-                return self._decoder.forward_batch([turn.part for turn in group if turn.part is not None])
-            except Exception as caught:
-                error = caught
-            if again or not out_of_memory(error):
-                break
-            group[0].active.session.make_room(error, wait=False)
+    def _forward(self, group: Sequence[_Turn], *, last: bool = False) -> MemoryError | None:
+        """Give each its output; if it fails, all of these fail, or the one that it was about.
+
+        If the target lacks memory and this is not the last try: why.
+        """
+        try:
+            outputs = self._decoder.forward_batch([turn.part for turn in group if turn.part is not None])
+        except PartError as error:
+            group[error.part].active.fail(error.error)
+        except Exception as error:
+            if out_of_memory(error) and not last:
+                return MemoryError(str(error))  # the error itself may hold memory
             for turn in group:
-                turn.give_up_guesses()
-        for turn in group:
-            turn.active.fail(error)
-        return None
+                turn.active.fail(error)
+        else:
+            for turn, output in zip(group, outputs, strict=True):
+                turn.output = output
+        rest = [turn for turn in group if turn.output is None and not turn.active.over]
+        return self._forward(rest, last=last) if rest else None
 
     def _take(self, turn: _Turn, output: ForwardOutput, shared: Shared) -> None:
         """What the forward says about one request."""
@@ -184,7 +185,6 @@ class BatchRunner:
         session.receive(output)
         if turn.prepared is not None:
             turn.seen = active.generation.finish(turn.prepared, output.logits, turn.resident, shared)
-            active.rounds += 1
             return
         assert turn.part is not None
         session.valid += len(turn.part.tokens)
@@ -206,6 +206,7 @@ class BatchRunner:
             accepted=tuple(observation.accepted for _, observation in seen),
             emitted=tuple(observation.emitted for _, observation in seen),
             resident=tuple(sorted(frozenset().union(*(turn.resident for turn in turns)))),
+            passed=tuple(sorted(frozenset().union(*(turn.passed for turn in turns)))),
             draft_seconds=drafting,
             target_seconds=target,
             seconds=perf_counter() - begin,
@@ -218,6 +219,53 @@ def _plan(lengths: Lengths, rounds: Sequence[_Turn], now: Situation, prefill_row
     plans = lengths.plans(asked, queued=now.queued, kv_free=now.kv_free, prefill_rows=prefill_rows)
     for turn, plan in zip(rounds, plans, strict=True):
         turn.plan = plan
+        turn.passed = _passed(turn, plan)
+
+
+def _passed(turn: _Turn, plan: Plan) -> frozenset[str]:
+    """The drafts that could have guessed for a text that is to guess nothing."""
+    if turn.looked is None or plan.gamma > 0 or turn.active.generation.limit <= 0:
+        return frozenset()
+    if turn.looked.candidates is None:  # there is nothing to plan: drafting is off
+        return turn.resident
+    return frozenset(candidate.name for candidate in turn.looked.candidates)
+
+
+def _prepare(turn: _Turn, others: bool) -> None:
+    """Let the drafts guess; may run beside those of other texts, in another thread. Does not raise."""
+    assert turn.plan is not None
+    try:
+        turn.prepared = turn.active.generation.prepare(_read_up(turn, others), turn.plan, perf_counter_ns())
+        turn.part = turn.active.session.ask_verify(turn.prepared.proposal.tokens)
+    except Exception as error:
+        turn.error = error
+
+
+def _read_up(turn: _Turn, others: bool) -> Looked:
+    """With the drafts that may guess. One that lags reads only if it was planned; else it is not even compared.
+
+    Others keep their pace: it reads a piece of what it missed, and guesses when it has caught up. Where there are none,
+    and for a seeded text, which must not depend on others, it reads all of it on the way.
+    """
+    looked, plan, generation = turn.looked, turn.plan, turn.active.generation
+    assert looked is not None
+    assert plan is not None
+    if looked.candidates is None:
+        return looked
+    there = [c for c in looked.candidates if c.behind <= FREELY or c.name == plan.draft]
+    looked = looked._replace(candidates=there)
+    if others and not generation.seeded and plan.draft is not None and any(c.behind > FREELY for c in there):
+        return generation.read(looked, Reading(plan.draft, PIECE))
+    return looked
+
+
+def _make_room(turns: Sequence[_Turn], short: MemoryError, leases: ExitStack) -> None:
+    """A draft leaves for the target, as soon as no lease of this batch holds it; then the leases are had again."""
+    leases.close()
+    turns[0].active.session.make_room(short)
+    for turn in turns:
+        if turn.prepared is not None and turn.seen is None and not turn.active.over:
+            turn.resident = leases.enter_context(turn.active.session.leased())
 
 
 def _piece(active: Active, rows: int) -> Part | None:

@@ -123,18 +123,24 @@ class ElasticMemory:
         self._drafts, self._bytes = drafts, drafts.slots * drafts.slot_bytes
         if self._lent or self._leaving:
             drafts.lend("their memory holds keys and values")
+        else:  # it may have begun as one whose memory is lent, and that was given back meanwhile
+            drafts.take_back("no memory is lent")
 
-    def step(self, gamma_zero: bool, queued: int, *, blocked: bool = False) -> ElasticEvent | None:
+    def step(self, gamma_zero: bool | None, queued: int, *, blocked: bool = False) -> ElasticEvent | None:
         """Look at the pool after a batch, and do at most one thing.
 
-        gamma_zero: nothing was drafted, and nothing would be. queued: requests that wait. blocked: the first of them
-        waits for blocks, however many are free.
+        gamma_zero: the drafts could have guessed and were not asked to (False: they were; None: nothing is known, as
+        while they load). queued: requests that wait. blocked: the first of them waits for blocks, however many are
+        free.
         """
         stats = self._pool.stats
         if self._lent:
             return self._maybe_return(stats, queued)
-        short = gamma_zero and (stats.free_share < self.tau_low or (blocked and queued > 0))
-        self._short = self._short + 1 if short else 0
+        short = stats.free_share < self.tau_low or (blocked and queued > 0)
+        if gamma_zero is False or not short:
+            self._short = 0
+        elif gamma_zero:
+            self._short += 1
         if self._leaving:
             return self._go_on(stats, gamma_zero)
         if self._short < self.steps or self._bytes < self._pool.block_bytes:
@@ -146,18 +152,19 @@ class ElasticMemory:
         self._drafts.lend(reason)
         return self._tell("leave", 0, self._clock(), reason)
 
-    def _go_on(self, stats: PoolStats, gamma_zero: bool) -> ElasticEvent | None:
+    def _go_on(self, stats: PoolStats, gamma_zero: bool | None) -> ElasticEvent | None:
         """Take the memory of the drafts if they are gone; let them stay if they can help again."""
-        if not gamma_zero or stats.free_share > self.tau_high:
+        pays = gamma_zero is False
+        if pays or stats.free_share > self.tau_high:
             self._leaving = False
-            reason = f"{_share(stats)} of the KV blocks are free" if gamma_zero else "drafting pays again"
+            reason = "drafting pays again" if pays else f"{_share(stats)} of the KV blocks are free"
             self._drafts.take_back(reason)
             return self._tell("stay", 0, self._clock(), reason)
         if not self._drafts.empty:
             return None
         begin = self._clock()
-        self._leaving = False
         self._lent = self._pool.grow(self._bytes)
+        self._leaving = False
         if not self._lent:  # as large as it may ever be
             self._bytes = 0
             self._drafts.take_back("the KV pool cannot grow")
@@ -182,6 +189,12 @@ class ElasticMemory:
         reason = f"{(stats.available - blocks) / rest:.0%} of the KV blocks stay free and nobody waits"
         self._drafts.take_back(reason)
         return self._tell("return", -blocks, begin, reason)
+
+    def give_up(self) -> None:
+        """Move nothing any more. Drafts that have lent nothing yet stay; what is lent stays so until `close`."""
+        if self._leaving:
+            self._leaving = False
+            self._drafts.take_back("memory cannot be moved")
 
     def close(self) -> None:
         """The end: nothing is lent any more. The pool must not be used after it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, overload
 
@@ -104,10 +105,10 @@ class ServesMany:
         before anything is queued, RequestTooLong if it could never fit, QueueFullError if too many wait.
         """
         began = perf_counter_ns()
-        if deadline_s is not None and not deadline_s > 0:
+        if deadline_s is not None and not (isinstance(deadline_s, Real) and deadline_s > 0):
             raise ParameterError(f"deadline_s is {deadline_s!r}; allowed: None, or seconds above 0.")
         host = self._serving_now()
-        ids, params = self._checked(self.encode(prompt, raw=raw), params or SamplingParams())
+        ids, params = self._checked(self.encode(prompt, raw=raw), params)
         host.check(ids, params)
         request = Request(ids, params, began_ns=began, deadline_s=deadline_s, wake=host.queue.wake, keep=self)
         host.queue.put(request)
@@ -165,7 +166,9 @@ class ServesMany:
         self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None, raw: bool
     ) -> list[GenerationResult]:
         host = self._serving_now()
-        each = [params or SamplingParams()] * len(prompts) if isinstance(params, SamplingParams | None) else params
+        each = [params] * len(prompts) if isinstance(params, SamplingParams | None) else params
+        if not isinstance(each, Sequence):
+            raise ParameterError(f"params is {params!r}; allowed: a SamplingParams, or one for each prompt.")
         if len(each) != len(prompts):
             raise ParameterError(f"{len(prompts)} prompts came with {len(each)} SamplingParams; give as many, or one.")
         asked = [self._checked(self.encode(p, raw=raw), one) for p, one in zip(prompts, each)]
@@ -195,8 +198,11 @@ class ServesMany:
                 except TimeoutError:
                     continue
 
-    def _checked(self, ids: Any, params: SamplingParams) -> tuple[list[int], SamplingParams]:
+    def _checked(self, ids: Any, params: SamplingParams | None) -> tuple[list[int], SamplingParams]:
         """As a generation would check them, which is not kept: it has tables as long as the vocabulary."""
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise ParameterError(f"params is {params!r}; allowed: a SamplingParams, or None.")
         generation = Generation(self._session(FixedPlanner(None, 0)), ids, params)
         return generation.prompt, params
 

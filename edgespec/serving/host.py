@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from edgespec.accounts import Account
 from edgespec.config import RuntimeConfig
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation
-from edgespec.errors import ConfigError, EdgespecError, RequestTooLong
+from edgespec.errors import ConfigError, EdgespecError, ModelError, RequestTooLong
 from edgespec.loading import position_bytes
 from edgespec.models.base import KVPool
 from edgespec.residency import Loads
@@ -24,12 +24,12 @@ from edgespec.serving.elastic import ElasticEvent, ElasticMemory
 from edgespec.serving.lengths import Lengths
 from edgespec.serving.loop import ServingLoop, Watcher
 from edgespec.serving.measuring import batch_costs, keep
-from edgespec.serving.memory import need_of
+from edgespec.serving.memory import measured, need_of
 from edgespec.serving.queue import RequestQueue
 from edgespec.serving.records import BatchRecord, ServingStats
 from edgespec.serving.request import Request
 from edgespec.serving.texts import Texts
-from predictor.load import make_load_planner
+from predictor.load import BatchCosts, make_load_planner
 from predictor.planner import OnlyPlanner
 
 if TYPE_CHECKING:
@@ -50,28 +50,43 @@ class ServingHost:
         assert owner is not None
         self._engine, self.config, self._target = engine, config, owner._target
         target = self._target
-        position = position_bytes(target.decoder.spec)
-        need = need_of(config, target.planned, weights=target.decoder.nbytes, context=target.context, position=position)
-        self._parts = need.parts(target.planned)
-        self.memory_bytes = need.pool + need.batch
+        held, sizes = owner._held, {"context": target.context, "position": position_bytes(target.decoder.spec)}
+        further = 0 if held is None else held.further_bytes
+        need = need_of(config, target.planned, weights=target.decoder.nbytes, further=further, **sizes)
         self._texts: Texts | None = None
         self._elastic: ElasticMemory | None = None
         self._lender: WorkingSet | None = None  # whose memory that is about
+        self._elastic_off = False
         self._resident: tuple[str, ...] = ()
-        self._gamma_zero = True
+        self._costs = BatchCosts.guessed(target.costs, config.max_sessions)
+        self._planners: dict[str, Lengths] = {}
+        self._lengths(load_policy)  # refused before anything is made
         with ExitStack() as undo:
-            if config.max_sessions > 1:
-                target.decoder.prepare_batch(need.slots)
-            self.pool = self._make_pool(need.pool, owner._held)
+            undo.callback(target.decoder.prepare_batch, 1)  # gives back what was prepared
+            need = measured(config, need, self._prepare_batch(need.slots), target.planned, **sizes)
+            self._parts, self.memory_bytes = need.parts, need.total
+            self.pool = self._make_pool(need.pool, held)
             undo.callback(self.pool.close)
             self._costs, self._costs_file = batch_costs(target, config.max_sessions)
-            self._planners: dict[str, Lengths] = {}
+            self._planners.clear()
             runner = BatchRunner(target.decoder, self._lengths(load_policy), Drafters())
             self._runner = runner
             self.queue = RequestQueue(config.max_queue)
             self.loop = ServingLoop(self, runner, self.queue, config.max_sessions, watchers=watchers)
             undo.pop_all()
         target.planned.update(self._parts)
+        if held is not None:
+            held.plan_for(config.max_sessions)
+
+    def _prepare_batch(self, slots: int) -> int:
+        """The bytes of the graph. Without it sequences run one after the other, which is slower and the same text."""
+        if self.config.max_sessions == 1:
+            return 0
+        try:
+            return self._target.decoder.prepare_batch(slots)
+        except ModelError as error:
+            _log.warning("batches run one sequence after the other: %s", error)
+            return 0
 
     def _make_pool(self, nbytes: int, held: HeldDrafts | None) -> KVPool:
         working_set = None if held is None or not self.config.elastic else held.working_set
@@ -150,24 +165,23 @@ class ServingHost:
             held = engine._held
             if held is not None:
                 held.make_way()
-            planner, steering, release = engine._planner(), None, _nothing
-            if held is not None and held.policy in (planner, getattr(planner, "_planner", None)):
-                view = held.policy.for_text()
-                if isinstance(planner, OnlyPlanner):
+            (planner, policy, only), steering, withdraw = engine._choice(held), None, _nothing
+            if policy is not None:
+                planner = view = policy.for_text()
+                if only is not None:
                     view.begin()
-                    planner = OnlyPlanner(view, engine._chosen)
-                else:
-                    planner = view
+                    planner = OnlyPlanner(view, only)
+                elif held is not None:
                     steering, voter = self._steered(held).steering(view, request.params.max_new_tokens)
-                    release = voter.withdraw
-                    undo.callback(release)
+                    withdraw = voter.withdraw
+                    undo.callback(withdraw)
             session = engine._session(planner)
             undo.callback(session.close)
             session.adopt(ids[: cache.length], cache)
             generation = Generation(session, ids, request.params, began_ns=request.began_ns, steering=steering)
             account = Account(Loads if held is None else held.counters, engine._sampler)
             undo.pop_all()
-        return Active(request, generation, account, release)
+        return Active(request, generation, account, withdraw)
 
     def _steered(self, held: HeldDrafts) -> Texts:
         """The votes on the working set there is now: `add_draft` makes another one."""
@@ -182,9 +196,7 @@ class ServingHost:
         engine = self._engine()
         if record.requests and engine is not None:
             self._resident = record.resident
-            weighty = {name for name, status in engine._statuses.items() if status.loadable}
-            self._gamma_zero = not any(draft in weighty for draft in record.drafts)
-        event = self._step(self._gamma_zero, record.queued, blocked)
+        event = self._step(None if engine is None else _drafts_nothing(engine, record), record.queued, blocked)
         return replace(
             record,
             pool_free=self.pool.stats.free_share,
@@ -193,10 +205,21 @@ class ServingHost:
         )
 
     def idle(self) -> None:
-        self._step(True, 0, False)
+        self._step(None, 0, False)
 
-    def _step(self, gamma_zero: bool, queued: int, blocked: bool) -> ElasticEvent | None:
-        """Move memory between drafts and pool, if it is time."""
+    def _step(self, gamma_zero: bool | None, queued: int, blocked: bool) -> ElasticEvent | None:
+        """Move memory between drafts and pool, if it is time. If that fails it is given up; it can only cost speed."""
+        try:
+            return None if self._elastic_off else self._move(gamma_zero, queued, blocked)
+        except Exception:
+            _log.exception("memory does not move between drafts and keys and values any more")
+            self._elastic_off = True
+            if self._elastic is not None:
+                with suppress(Exception):
+                    self._elastic.give_up()
+            return None
+
+    def _move(self, gamma_zero: bool | None, queued: int, blocked: bool) -> ElasticEvent | None:
         engine = self._engine()
         held = None if engine is None else engine._held
         if not self.config.elastic or engine is None or held is None or not held.working_set.slots:
@@ -210,12 +233,36 @@ class ServingHost:
 
     def ended(self) -> None:
         """The loop has ended: give back what it used."""
-        keep(self._costs, self._costs_file)
-        if self._elastic is not None:
-            self._elastic.close()
-        self.pool.close()
-        for part in self._parts:
-            self._target.planned.pop(part, None)
+        with ExitStack() as stack:  # the last one first; one that fails must not keep the others
+            for part in self._parts:
+                stack.callback(self._target.planned.pop, part, None)
+            stack.callback(self._drop_graph)
+            stack.callback(self.pool.close)
+            engine = self._engine()
+            held = None if engine is None else engine._held
+            if held is not None:
+                stack.callback(held.plan_for, 1)
+            if self._elastic is not None:
+                stack.callback(self._elastic.close)
+                if held is not None and held.working_set is not self._lender:  # what is lent is the newest one's
+                    stack.callback(self._elastic.of, held.working_set)
+            stack.callback(keep, self._costs, self._costs_file)
+
+    def _drop_graph(self) -> None:
+        with suppress(ModelError):  # the model is closed, and the graph with it
+            self._target.decoder.prepare_batch(1)
+
+
+def _drafts_nothing(engine: Engine, record: BatchRecord) -> bool | None:
+    """Whether drafts with weights were not worth their time in this batch; None if it shows nothing of that.
+
+    It shows that if one could have guessed and was not asked to, for a text that was to guess nothing. Those that are
+    still loading, and texts that may not use them or have better guesses, say nothing.
+    """
+    weighty = {name for name, status in engine._statuses.items() if status.loadable}
+    if not weighty.isdisjoint(record.drafts):
+        return False
+    return None if weighty.isdisjoint(record.passed) else True
 
 
 def _nothing() -> None:

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 from weakref import WeakSet
 
 from edgespec.errors import EdgespecError
@@ -22,6 +23,9 @@ from edgespec.serving.request import Request
 
 _log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
+_MOST_TOLD = 8
 _IDLE_SECONDS = 0.5  # between two looks whether the engine is still there, and at deadlines of those that wait
 
 
@@ -35,7 +39,10 @@ class Host(Protocol):
         """Whether nobody wants the engine any more."""
 
     def admit(self, request: Request) -> Active:
-        """Make room for a request and open its answer. Raises NoRoom if it has to wait; anything else fails it."""
+        """Make room for a request and open its answer.
+
+        Raises NoRoom if it has to wait (while nothing runs, that fails it too); anything else fails it.
+        """
 
     def situation(self, queued: int) -> Situation:
         """What the next batch has to know."""
@@ -69,9 +76,10 @@ class ServingLoop:
         self.watchers = tuple(watchers)
         self._closing = False
         self._blocked = False
+        self._told: set[str] = set()  # what failed beside the batches, and is in the log
         self._thread = threading.Thread(target=self._run, name="edgespec-serving", daemon=True)
-        _open.add(self)
         self._thread.start()
+        _open.add(self)
 
     def close(self) -> None:
         """Fail what waits and what runs, after the batch that is being made, and end the thread. Idempotent."""
@@ -84,7 +92,7 @@ class ServingLoop:
 
     def _fail(self, request: Request) -> None:
         self.totals.failed += 1
-        request.fail(EdgespecError("the engine was closed before the answer was complete"))
+        request.fail(_closed())
 
     def _run(self) -> None:
         try:
@@ -96,18 +104,31 @@ class ServingLoop:
                     if self._host.gone():
                         break
                     if not len(self._queue):
-                        self._host.idle()
+                        self._aside(self._host.idle, None)
         except BaseException:
             _log.exception("the serving loop failed")
         finally:
             self._closing = True
-            for request in self._queue.close():
-                self._fail(request)
-            for active in self.actives:
-                active.fail(EdgespecError("the engine was closed before the answer was complete"))
-            self._leave()
-            self._runner.close()
-            self._host.ended()
+            for last in (self._end_all, self._runner.close, self._host.ended):
+                self._aside(last, None)
+
+    def _end_all(self) -> None:
+        for request in self._queue.close():
+            self._fail(request)
+        for active in self.actives:
+            active.fail(_closed())
+        self._leave()
+
+    def _aside(self, call: Callable[[], _T], otherwise: _T) -> _T:
+        """Something that no answer needs: whatever it raises, the answers go on. Each such call is logged once."""
+        try:
+            return call()
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            if what not in self._told and len(self._told) < _MOST_TOLD:
+                self._told.add(what)
+                _log.exception("something beside the batches failed; they go on")
+            return otherwise
 
     def _guarded(self) -> None:
         """One iteration; what goes wrong between the requests' own parts fails those that run, and the next work."""
@@ -139,13 +160,11 @@ class ServingLoop:
         for active in self.actives:
             first_tokens, active.first_tokens = first_tokens + active.first_tokens, 0
         self._leave()
-        record = self._host.after(replace(record, queued=len(self._queue)), blocked=self._blocked)
+        record = replace(record, queued=len(self._queue))
+        record = self._aside(partial(self._host.after, record, blocked=self._blocked), record)
         self.totals.batch(record, first_tokens)
         for watcher in self.watchers:
-            try:
-                watcher(record)
-            except Exception:
-                _log.exception("who watches the batches failed")
+            self._aside(partial(watcher, record), None)
 
     def _admit(self) -> None:
         """Take in those whose turn it is, as long as there is room."""
@@ -160,11 +179,13 @@ class ServingLoop:
                 if isinstance(error, NoRoom) and self.actives:
                     self._blocked = True  # until those that run make room; nobody overtakes
                     return
-                self._queue.take()
-                self.totals.failed += 1
-                request.fail(error)
+                if self._queue.take(request):
+                    self.totals.failed += 1
+                    request.fail(error)
                 continue
-            self._queue.take()
+            if not self._queue.take(request):  # `close` has taken and failed it meanwhile
+                active.fail(_closed())
+                continue
             self.actives.append(active)
             active.deliver()  # one of no tokens is over before it begins
             self._leave()
@@ -178,6 +199,10 @@ class ServingLoop:
                 self.totals.failed += status == "failed"
                 self.totals.cancelled += status == "cancelled"
         self.actives = [active for active in self.actives if not active.over]
+
+
+def _closed() -> EdgespecError:
+    return EdgespecError("the engine was closed before the answer was complete")
 
 
 _open: WeakSet[ServingLoop] = WeakSet()

@@ -57,16 +57,18 @@ class RequestQueue:
         with self._lock:
             return self._waiting[0] if self._waiting else None
 
-    def take(self) -> Request:
-        """Take the first one out."""
+    def take(self, request: Request) -> bool:
+        """Take the first one out; False if it is not `request` any more (the queue was closed meanwhile)."""
         with self._lock:
+            if not self._waiting or self._waiting[0] is not request:
+                return False
             now = self._clock()
             if self._last is not None:
                 passed = now - self._last
                 self._interval = _MEMORY * (self._interval or passed) + (1 - _MEMORY) * passed
-            request = self._waiting.popleft()
+            self._waiting.popleft()
             self._last = now if self._waiting else None  # a queue that was empty says nothing about waiting
-            return request
+            return True
 
     def withdraw(self, now: float) -> list[Request]:
         """Take out those that were cancelled, or whose deadline is past."""
@@ -74,6 +76,7 @@ class RequestQueue:
             waiting = list(self._waiting)
         gone = [request for request in waiting if is_due(request, now)]  # outside the lock: a cancel wakes us
         with self._lock:
+            gone = [request for request in gone if request in self._waiting]  # else it was closed meanwhile
             for request in gone:
                 self._waiting.remove(request)
         return gone

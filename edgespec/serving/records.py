@@ -18,8 +18,9 @@ class BatchRecord:
     (guessed), accepted and emitted (first tokens of prefills not among them). sequences: of the target's forward, those
     in prefill included. rows: tokens of the target's forward, of which prefill_rows were of prompts. draft_seconds:
     until all had guessed.
-    queued: requests that wait. pool_free: share of the KV pool that is not promised, 1 without a pool. resident: drafts
-    in memory. elastic: what became of the drafts' memory after this batch (see `ElasticEvent.kind`), None: nothing.
+    queued: requests that wait. pool_free: share of the KV pool that is not promised. resident: drafts
+    in memory. passed: drafts that could have guessed for a text that was to guess nothing. elastic: what became of the
+    drafts' memory after this batch (see `ElasticEvent.kind`), None: nothing.
     """
 
     time: float
@@ -38,6 +39,7 @@ class BatchRecord:
     queued: int = 0
     pool_free: float = 1.0
     resident: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
     elastic: str | None = None
 
 
@@ -46,7 +48,7 @@ class ServingStats:
     """Counters since serving began, and what is so now.
 
     running: requests in the loop, those in prefill included. gamma_mean: planned tokens per round. acceptance: accepted
-    of the guessed tokens. tokens: emitted. pool: of keys and values, None where each request has a cache of its own.
+    of the guessed tokens. tokens: emitted. pool: of keys and values.
     resident: drafts in memory. lent: whether the drafts' memory serves as KV now. elastic: the last such changes.
     memory_bytes: of the KV pool and of what batches need, as planned.
     """
@@ -69,7 +71,7 @@ class ServingStats:
 
 
 class Totals:
-    """Adds records up. Written by the serving thread alone; any thread may read the counters."""
+    """Adds records up. Written by the serving thread (`failed` also by who closes); any may read the counters."""
 
     def __init__(self) -> None:
         self.finished = self.failed = self.cancelled = 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import logging
 import threading
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from edgespec.decoding.params import SamplingParams
 from edgespec.errors import EdgespecError
@@ -19,6 +21,7 @@ Status = Literal["queued", "prefill", "running", "finished", "cancelled", "faile
 
 _log = logging.getLogger(__name__)
 _numbers = itertools.count(1)
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 class Request:
@@ -58,7 +61,7 @@ class Request:
         self._listeners: list[Callable[[], None]] = []  # called at each change, outside the lock
         self._callbacks: list[Callable[[Request], None]] = []
         self._result: GenerationResult | None = None
-        self._error: BaseException | None = None
+        self._error: EdgespecError | None = None  # never raised itself: several threads may raise copies of it
 
     # What anybody may call
 
@@ -148,14 +151,17 @@ class Request:
 
     def _outcome(self) -> GenerationResult:
         if self._error is not None:
-            raise self._error
+            raise _copied(self._error) from self._error.__cause__
         assert self._result is not None
         return self._result
 
     # What the serving thread calls
 
     def become(self, status: Status) -> None:
-        self.status = status
+        """Nothing happens if it is over (the engine was closed meanwhile)."""
+        with self._lock:
+            if not self.over:
+                self.status = status
 
     def push(self, delta: TextDelta) -> None:
         """The next piece of the answer."""
@@ -168,28 +174,25 @@ class Request:
 
     def end(self, result: GenerationResult) -> None:
         """The answer is over; its last piece was pushed."""
-        if result.finish_reason != "cancelled":
-            self.cancel_reason = None  # it was asked for too late
         self._end("cancelled" if result.finish_reason == "cancelled" else "finished", result, None)
 
     def withdraw(self) -> None:
         """It was cancelled before anything was done for it."""
         self.push(TextDelta("", (), None, 0, "cancelled"))
         stats = GenerationStats(prompt_tokens=self.prompt_tokens)
-        self.end(GenerationResult("", (), "cancelled", self.prompt_tokens, stats))
+        logprobs = None if self.params.logprobs is None else ()
+        self.end(GenerationResult("", (), "cancelled", self.prompt_tokens, stats, logprobs=logprobs))
 
     def fail(self, error: BaseException) -> None:
         """Something failed it. What is not meant for the user is wrapped with its cause."""
-        if not isinstance(error, EdgespecError):
-            wrapped = EdgespecError(f"the request failed: {type(error).__name__}: {error}")
-            wrapped.__cause__ = error
-            error = wrapped
-        self._end("failed", None, error)
+        self._end("failed", None, _lasting(error))
 
-    def _end(self, status: Status, result: GenerationResult | None, error: BaseException | None) -> None:
+    def _end(self, status: Status, result: GenerationResult | None, error: EdgespecError | None) -> None:
         with self._lock:
             if self.over:
                 return
+            if status == "finished":
+                self.cancel_reason = None  # it was asked for too late
             self._result, self._error, self.status = result, error, status
             self._keep = None
             self._changed.notify_all()
@@ -202,3 +205,39 @@ class Request:
                 callback(self)
             except Exception:
                 _log.exception("what was to be called at the end of %s failed", self.id)
+
+
+class Where(Exception):
+    """The traceback of an error, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def _lasting(error: BaseException) -> EdgespecError:
+    """The error for the user, without the frames it went through: they hold a whole batch and its sessions."""
+    if isinstance(error, EdgespecError):
+        lasting = _copied(error)
+        lasting.__cause__ = None if error.__cause__ is None else _told(error.__cause__)
+        return lasting
+    lasting = EdgespecError(f"the request failed: {type(error).__name__}: {error}")
+    lasting.__cause__ = _told(error)
+    return lasting
+
+
+def _told(error: BaseException) -> BaseException:
+    """An error that is a cause, with its traceback as text."""
+    told = _copied(error)
+    told.__cause__ = Where("".join(traceback.format_exception(error)))
+    return told
+
+
+def _copied(error: _Error) -> _Error:
+    """The same error, never raised yet; where it cannot be copied, one that says the same."""
+    with suppress(Exception):
+        made = copy.copy(error)
+        if type(made) is type(error) and str(made) == str(error):
+            return made
+    if isinstance(error, EdgespecError):
+        return EdgespecError(str(error))  # type: ignore[return-value]
+    return RuntimeError(f"{type(error).__name__}: {error}")  # type: ignore[return-value]

@@ -16,6 +16,7 @@ class Texts:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._wishes: dict[int, Wish] = {}
+        self._last: tuple[tuple[tuple[str, ...], ...], int, tuple[str, ...], Wish] | None = None
 
     def steering(self, policy: Policy, limit: int) -> tuple[Steering, Voter]:
         """For a text of at most `limit` new tokens, with the policy's view of it; its vote is to be withdrawn in the
@@ -26,13 +27,17 @@ class Texts:
 
     def wish(self, key: int, wish: Wish | None) -> Wish:
         """What all want together, now that one wants this (None: nothing any more)."""
-        self._wishes.pop(key, None)
-        if wish is not None:
+        if wish is None:
+            self._wishes.pop(key, None)
+        else:
             self._wishes[key] = wish
         working_set = self.scheduler.working_set
-        resident = [name for name, state in working_set.states().items() if state.state is State.RESIDENT]
-        holding = combine(list(self._wishes.values()), working_set.capacity, resident)
-        return Wish(holding.wanted, holding.reason)
+        resident = tuple(name for name, state in working_set.states().items() if state.state is State.RESIDENT)
+        asked, capacity = tuple(tuple(each.wanted) for each in self._wishes.values()), working_set.capacity
+        if self._last is None or self._last[:3] != (asked, capacity, resident):  # mostly, nobody has changed his mind
+            holding = combine(list(self._wishes.values()), capacity, resident)
+            self._last = (asked, capacity, resident, Wish(holding.wanted, holding.reason))
+        return self._last[3]
 
 
 class Voter(Scheduler):

@@ -160,6 +160,56 @@ def test_adding_a_draft_waits_for_the_round_that_runs(target: Path, home: Path) 
         assert len(loaded) == 1
 
 
+def test_a_draft_that_is_added_while_memory_is_lent_takes_none(target: Path, home: Path) -> None:
+    """Keys and values are in the memory of the slots: nothing is loaded into it before it is given back."""
+    with load(target, resident=2, gamma=3) as engine:
+        before = engine.working_set
+        before.lend("test")
+        assert before.idle(WAIT)
+        assert before.empty
+        assert engine.add_draft(str(home / "extra")).status in ("cold", "warm")
+        assert engine.working_set.idle(WAIT)
+        assert engine.working_set.lent
+        assert engine.working_set is not before
+        assert not before.empty  # a closed one has nothing to lend
+        assert resident(engine) == []
+        assert [s.name for s in engine._statuses.values() if s.loadable and s.draft.loaded] == []  # type: ignore[attr-defined]
+        engine.working_set.take_back("test")
+        assert engine.working_set.idle(WAIT)
+        assert len(resident(engine)) == 2
+        assert drafted(engine) > 30
+
+
+def test_memory_that_comes_back_while_a_draft_is_added_is_used(
+    target: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(target, resident=2, gamma=3) as engine:
+        before, begin = engine.working_set, HeldDrafts.begin
+
+        def returning(held: HeldDrafts, *, wait: bool = True) -> None:
+            before.take_back("test")  # who lends knows no other one yet
+            begin(held, wait=wait)
+
+        before.lend("test")
+        monkeypatch.setattr(HeldDrafts, "begin", returning)
+        engine.add_draft(str(home / "extra"))
+        assert engine.working_set.idle(WAIT)
+        assert len(resident(engine)) == 2
+
+
+def test_what_drafts_keep_of_further_conversations_is_planned(target: Path, home: Path) -> None:
+    part = "keys and values of drafts"
+    with load(target, resident=2, gamma=3) as engine:
+        planned, one = engine._target.planned, engine._target.planned[part]
+        assert engine._held.further_bytes == one  # of four heads
+        engine._held.plan_for(8)
+        assert planned[part] == 8 * one
+        engine.add_draft(str(home / "extra"))
+        assert planned[part] == 8 * engine._held.further_bytes > 8 * one
+        engine._held.plan_for(1)
+        assert planned[part] == engine._held.further_bytes
+
+
 # One draft alone
 
 

@@ -42,6 +42,22 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert serve.server_settings(parsed("--api-key", "flag"), {}).api_key == "flag"
 
 
+@pytest.mark.parametrize(("words", "wanted"), [([], 512), (["--max-queue", "1000"], 8 + 1000 + 64)])
+def test_all_that_may_wait_may_be_connected(
+    engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str],
+    wanted: int,
+) -> None:  # fmt: skip
+    """Else a full queue could never say so: the client would be turned away before."""
+    seen: list[Any] = []
+    monkeypatch.setattr(lifecycle, "serve", lambda *arguments: seen.append(arguments[1]) or 1)
+    monkeypatch.setattr(lifecycle, "room_for_connections", lambda wanted: None)
+    assert main(["serve", "--port", "0", *words]) == 0
+    assert seen[0].limits.connections == wanted
+    assert "--max-connections" not in capsys.readouterr().err
+    assert main(["serve", "--port", "0", "--max-connections", "100"]) == 0
+    assert "less than the 328 that --max-sessions and --max-queue can use" in capsys.readouterr().err
+
+
 def test_an_empty_key_in_the_environment_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(serve.KEY_VARIABLE, "")
     assert serve.server_settings(parsed(), {}).api_key is None

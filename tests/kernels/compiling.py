@@ -71,7 +71,7 @@ def _products() -> None:
     ops.gated_linear(x, weight)
     ops.linear(x.bfloat16(), weight)
     ops.linear(x.float(), weight)
-    ops.linear(torch.zeros(100, 1024, dtype=HALF), weight)
+    ops.linear(torch.zeros(100, 1024, dtype=HALF), weight, prompt=True)
     ops.linear(x, torch.zeros(2048, 1024, dtype=HALF), residual=torch.zeros(4, 2048, dtype=HALF))
 
 

@@ -52,6 +52,21 @@ def test_a_row_that_cannot_be_used_gives_no_token(
     assert greedy(torch.full((1, 40), float("-inf"), device=device), []) == [0, -1]
 
 
+@pytest.mark.parametrize("side", ["triton", "torch"])
+def test_a_guess_that_is_no_token_never_stands(side: str, device: torch.device) -> None:
+    """Not even before a damaged row, whose own token is -1 too, or a row whose last token is certain."""
+    ops.use("triton" if side == "triton" else "torch")
+    logits = normal(1, 3, 40, device=device)
+    best = logits.argmax(dim=1).tolist()
+    logits[1, 37] = float("nan")
+    assert greedy(logits, [best[0], -1]) == [1, -1]
+    p = torch.zeros(2, 20, device=device)
+    p[:, 19] = 1.0
+    for q in (None, p[:1]):
+        proposed, uniforms = torch.tensor([-1], device=device), torch.full((2,), 0.5, device=device)
+        assert ops.accept_sampled(p, q, proposed, uniforms).tolist() == [0, 19]
+
+
 def distributions(seed: int, rows: int, vocabulary: int, device: torch.device, sharp: float = 3.0) -> Tensor:
     return torch.softmax(normal(seed, rows, vocabulary) * sharp, dim=-1).to(device)
 

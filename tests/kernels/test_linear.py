@@ -68,10 +68,11 @@ def test_a_row_has_the_same_bits_at_every_width(
         weight: QuantisedTorch | torch.Tensor = normal(1, 30, 512, dtype=dtype, device=device)
     else:
         weight = quantised(1, 30, 512, bits=int(kind[-1]), device=device)
-    x = normal(2, 16, 512, dtype=dtype, device=device)
-    together = ops.linear(x, weight)
-    assert torch.equal(ops.linear(x[:7], weight), together[:7])
-    assert torch.equal(ops.linear(x[9:10], weight), together[9:10])
+    x = normal(2, 35, 512, dtype=dtype, device=device)
+    together, gated = ops.linear(x, weight), ops.gated_linear(x, weight)  # as of several sequences: more than a tile
+    for some in (slice(0, 7), slice(9, 10), slice(30, 35), slice(0, 16)):
+        assert torch.equal(ops.linear(x[some], weight), together[some])
+        assert torch.equal(ops.gated_linear(x[some], weight), gated[some])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
@@ -82,14 +83,18 @@ def test_plain_matrices(m: int, rows: int, columns: int, dtype: torch.dtype, dev
     residual = normal(5, m, rows, dtype=dtype, device=device)
     expected = reference.linear(x.double(), weight.double(), residual=residual.double())
     close(ops.linear(x, weight, residual=residual), expected)
+    close(ops.linear(x, weight, residual=residual, prompt=True), expected)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_prompt_is_longer_than_a_tile(bits: int, device: torch.device) -> None:
     weight = quantised(7, 2 * 33, 192, bits=bits, group=64, mode="zeros", device=device)
     x = normal(8, 65, 192, dtype=torch.float16, device=device)
-    close(ops.linear(x, weight), reference.linear(x.double(), wide(weight)))
-    close(ops.gated_linear(x, weight), reference.gated_linear(x.double(), wide(weight)))
+    for prompt in (True, False):
+        close(ops.linear(x, weight, prompt=prompt), reference.linear(x.double(), wide(weight)))
+        close(ops.gated_linear(x, weight, prompt=prompt), reference.gated_linear(x.double(), wide(weight)))
+    some = ops.linear(x[10:50], weight, prompt=True)
+    assert torch.equal(some, ops.linear(x, weight, prompt=True)[10:50])  # however a prompt is cut into long pieces
 
 
 def test_slices_of_larger_tensors_are_taken(device: torch.device) -> None:

@@ -141,6 +141,8 @@ def test_damaged_folders_of_ours_say_so(tmp_path: Path) -> None:
     refused({f"{UP}.scale": tensors[f"{UP}.scale"][:, :3].copy()}, "does not fit its scales")
     refused({f"{UP}.q": tensors[f"{UP}.q"][:, :16].copy()}, "does not fit its scales")
     refused({f"{UP}.q": tensors[f"{UP}.q"].astype(np.float16)}, "does not fit its scales")
+    refused({f"{UP}.q": np.ones((), np.uint8)}, "does not fit its scales")
+    refused({f"{UP}.scale": np.ones((), np.float16)}, "does not fit its scales")
     refused({f"{UP}.scale": np.full_like(tensors[f"{UP}.scale"], np.nan)}, "scale holds NaN")
     config = json.loads((out / "config.json").read_text())
     config["edgespec_quantisation"]["version"] = 9

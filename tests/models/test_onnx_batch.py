@@ -259,7 +259,8 @@ def test_room_is_reserved_before_anything_is_written(files, monkeypatch, slots):
     monkeypatch.setattr(OnnxCache, "reserve", lambda self, length: asked.append((caches.index(self), length)))
     decoder.forward_batch([Part([5, 9], caches[0]), Part([5], caches[1])])
     decoder.forward([5], caches[1])
-    assert asked == [(0, 2), (1, 1), (1, 2)]
+    batch = [(0, 2), (1, 1)]  # of all before the first one runs, and again by each one's own forward
+    assert asked == batch * (1 if slots else 2) + [(1, 2)]
 
     def refuse(self: OnnxCache, length: int) -> None:
         if self is caches[1]:
@@ -286,6 +287,10 @@ def test_preparing_again_costs_nothing_and_may_widen(files):
     assert decoder.prepare_batch(2) > narrow  # what takes four takes two
     decoder.forward_batch([Part([5], cache) for cache in caches])
     assert [cache.length for cache in caches] == [2, 2, 1, 1]
+    assert decoder.prepare_batch(1) == 0  # gives it back
+    assert (decoder.batch_slots, decoder._batch) == (1, None)
+    decoder.forward_batch([Part([5], cache) for cache in caches])
+    assert [cache.length for cache in caches] == [3, 3, 2, 2]
 
 
 def test_a_batch_that_cannot_be_made_leaves_the_rest_working(files, tmp_path):

@@ -15,6 +15,8 @@ import pytest
 from edgespec.errors import ModelError
 from edgespec.memory.kv_blocks import NoRoom
 from edgespec.models import mapped_memory
+from edgespec.models.base import Part
+from edgespec.models.batching import PartError
 from edgespec.models.onnx_decoder import OnnxDecoder
 from edgespec.models.plain_kv import PlainPool
 from edgespec.models.weights import open_weights
@@ -47,6 +49,30 @@ def test_a_mapping_that_fails_half_way_leaves_the_sequence_as_it_was(decoder, mo
         assert (cache.length, pool.stats) == (60, before)
     same(decoder, run(decoder, cache, ids[60:]), wanted[60:])
     pool.close()
+
+
+@needs_maps
+def test_in_a_batch_the_one_without_memory_is_named_and_the_others_can_run(tmp_path, monkeypatch):
+    with open_weights(write_tiny(tmp_path / "tiny", **SHAPE)) as weights:
+        decoder = OnnxDecoder(weights, weight_format="float32", threads=1)
+    decoder.prepare_batch(4)
+    pool = decoder.new_pool(12 * BLOCK, sequences=3, context=CONTEXT)
+    ids = ids_of(0, 200)
+    wanted = alone(decoder, ids)
+    caches = [pool.new_cache(200) for _ in range(3)]
+    for cache, count in zip(caches, (60, 64, 60)):  # the second one needs a block next
+        run(decoder, cache, ids[:count])
+    parts = [Part([ids[cache.length]], cache) for cache in caches]
+    with failing(monkeypatch, "mmap", 3, errno.ENOMEM), pytest.raises(PartError) as caught:
+        decoder.forward_batch(parts)
+    assert caught.value.part == 1
+    assert isinstance(caught.value.error, NoRoom)
+    assert str(caught.value) == str(caught.value.error)
+    assert [cache.length for cache in caches] == [60, 64, 60]
+    outputs = decoder.forward_batch([parts[0], parts[2]])
+    for output in outputs:
+        same(decoder, output.logits, wanted[60:61])
+    decoder.close()
 
 
 @needs_maps

@@ -73,6 +73,20 @@ def test_the_simplest_form_that_says_the_same(tmp_path: Path, options: dict[str,
         assert own.layout == layout
 
 
+def test_a_zero_point_of_zero_borrows_from_its_neighbour(tmp_path: Path) -> None:
+    """Less one in each number is one subtraction, so 0x50 becomes 0x3f, which is not 16 and 4 again."""
+    made = write_packed(tmp_path)
+    name = f"{UP}.qzeros"
+    zeros = made.tensors[name].copy()
+    zeros.view(np.uint32)[0, 0] = (0x07654050 - 0x11111111) % 2**32
+    swap(made, "qzeros", zeros)
+    with open_weights(tmp_path) as weights:
+        own = weights.quantised(f"{UP}.weight")
+    assert own is not None
+    assert own.zero is not None
+    assert own.zero[:8, 0].tolist() == [0, 5, 0, 4, 5, 6, 7, 0]
+
+
 @pytest.mark.parametrize("said", [True, False])
 def test_inputs_out_of_order_are_dequantised_only(tmp_path: Path, said: bool) -> None:
     made = write_packed(tmp_path, shuffled=True)
@@ -182,6 +196,8 @@ def swap(made: Packed, part: str, array: np.ndarray) -> None:
         (lambda m: m.settings(checkpoint_format="marlin"), "in the format 'marlin' are not supported"),
         (lambda m: m.settings(quant_method="bitsandbytes"), "method 'bitsandbytes', which are not supported"),
         (lambda m: m.settings(dynamic={"+:.*down.*": {"bits": 8}}), "mixed quantisation is not supported"),
+        (lambda m: m.settings(dynamic=5), "dynamic is '5', it must be an object"),
+        (lambda m: m.settings(dynamic=["-:.*"]), "it must be an object"),
         (lambda m: m.settings(bits=8), "mixed quantisation is not supported"),
         (lambda m: m.settings(group_size=64), "mixed quantisation is not supported"),
         (lambda m: drop(m, "scales"), "up_proj.scales is missing"),

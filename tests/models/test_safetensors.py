@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,22 @@ def test_header_length_is_bounded(folder: Path) -> None:
     for length in (0, 1, len(data), 1 << 32, (1 << 64) - 1):
         path.write_bytes(length.to_bytes(8, "little") + data[8:])
         assert "model.safetensors" in refusal(folder)
+
+
+def test_json_is_bounded_by_what_it_is_for(folder: Path) -> None:
+    """Parsed it takes many times its size; a few hundred megabytes of brackets would take a board down."""
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes((33 << 20).to_bytes(8, "little") + b"{")
+    os.truncate(path, 40 << 20)
+    assert "not a safetensors file" in refusal(folder)
+    path.write_bytes(data)
+    for name in ("config.json", "generation_config.json"):
+        before = (folder / name).read_bytes() if (folder / name).exists() else b"{}"
+        (folder / name).write_bytes(b"[")
+        os.truncate(folder / name, 17 << 20)
+        assert "are too many for such a file" in refusal(folder)
+        (folder / name).write_bytes(before)
 
 
 def test_other_files_are_named_for_what_they_are(folder: Path) -> None:

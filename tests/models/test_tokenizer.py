@@ -54,6 +54,14 @@ def test_bytes_of_tokens_join_to_the_text(pre: str) -> None:
         assert shown.decode("utf-8", "replace") == tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("pre", ["gpt-2", "qwen2"])
+def test_no_text_is_in_fewer_tokens_than_its_length_allows(pre: str) -> None:
+    tokenizer = built(pre)
+    assert tokenizer.longest_token == max(len(tokenizer.token(i)) for i in range(tokenizer.size))
+    for text in HARD_TEXTS:
+        assert len(tokenizer.encode(text)) * tokenizer.longest_token >= len(text)
+
+
 def test_every_byte_has_a_token(tiny: Tokenizer) -> None:
     assert {tiny.token_bytes(i) for i in range(3, 259)} == {bytes([b]) for b in range(256)}
     assert sorted(BYTES_BY_CHARACTER.values()) == list(range(256))

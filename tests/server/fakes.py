@@ -38,6 +38,8 @@ class Script:
 class FakeTokenizer:
     """A token is a character."""
 
+    longest_token = 1
+
     def encode(self, text: str, **options: Any) -> list[int]:
         return [ord(character) for character in text]
 

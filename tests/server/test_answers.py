@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 import pytest
 
 from edgespec.errors import EdgespecError, ParameterError, PromptError, RequestTooLong
-from edgespec.server.settings import Limits
+from edgespec.server import app as app_module
+from edgespec.server import body as body_module
+from edgespec.server.app import App
+from edgespec.server.settings import Limits, ServerSettings
 from tests.server.conftest import Running, Start, until
 from tests.server.fakes import CONTEXT, FULL, Script
 
@@ -153,17 +157,66 @@ def test_a_prompt_that_fills_the_context(server: Running) -> None:
     assert answer.error["param"] == "prompt"
 
 
-def test_the_time_for_a_request(start: Start) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_time_for_a_request(start: Start, stream: bool) -> None:
     gate = threading.Semaphore(0)
     server = start(Script(gate=gate), limits=Limits(request_seconds=7))
     answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(server.chat()))
+    thread = threading.Thread(target=lambda: answers.append(server.chat(stream=stream)))
     thread.start()
     server.engine.arrived.acquire(timeout=10)
-    assert server.engine.submitted[0].deadline == 7
+    assert 0 < server.engine.submitted[0].deadline <= 7
     server.engine.requests[0].cancel("deadline")
     thread.join(10)
     assert (answers[0].status, answers[0].error["code"]) == (504, "timeout")
+
+
+def test_the_time_runs_while_a_prompt_is_encoded(start: Start) -> None:
+    server, go = start(limits=Limits(request_seconds=0.05)), threading.Event()
+    server.engine.encode = lambda prompt, raw: go.wait(10) and [1]  # type: ignore[method-assign, assignment]
+    try:
+        answer = server.chat()
+    finally:
+        go.set()
+    assert (answer.status, answer.error["code"]) == (504, "timeout")
+    assert not server.engine.submitted
+
+
+def test_what_can_never_fit_is_refused_before_it_is_encoded(server: Running) -> None:
+    seen: list[Any] = []
+    server.engine.encode = lambda prompt, raw: seen.append(prompt) or [1]  # type: ignore[method-assign, assignment]
+    try:
+        for messages in ([{"role": "user", "content": "x" * CONTEXT}] * 2, [{"role": "user", "content": "x"}]):
+            answers = [server.chat(messages=messages), server.ask("/v1/completions", {"prompt": "x" * CONTEXT * 3})]
+            assert answers[1].error["code"] == "context_length_exceeded"
+    finally:
+        del server.engine.encode
+    assert len(seen) == 1
+    assert answers[0].status == 200
+
+
+def test_the_body_is_let_go_of_while_an_answer_is_written(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Body(dict):  # type: ignore[type-arg]
+        """One to which a weak reference may be had."""
+
+    bodies: list[Any] = []
+
+    async def read(*arguments: Any) -> Body:
+        body = Body(await body_module.read_json(*arguments))
+        bodies.append(weakref.ref(body))
+        return body
+
+    monkeypatch.setattr(app_module, "read_json", read)
+    gate = threading.Semaphore(0)
+    server = start(Script(gate=gate))
+    thread = threading.Thread(target=server.chat)
+    thread.start()
+    server.engine.arrived.acquire(timeout=10)
+    until(lambda: server.app.answering.running)
+    until(lambda: not server.app.bodies.taken)
+    assert [one() for one in bodies] == [None]
+    gate.release(10)
+    thread.join(10)
 
 
 def test_what_there_is_when_the_time_is_over(server: Running) -> None:
@@ -187,6 +240,9 @@ def test_models(server: Running) -> None:
     assert server.ask("/v1/models/tiny").json == listed[0]
     assert server.ask("/v1/models/other/one").error["code"] == "model_not_found"
     assert server.chat(model="tiny").status == 200
+    server.engine.config.model = "/secret/models/tiny"
+    assert App(server.engine, ServerSettings())._names == {"tiny"}  # no guessing of paths
+    server.engine.config.model = "tiny"
     answer = server.chat(model="gpt-9")
     assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
 

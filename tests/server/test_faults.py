@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from edgespec.server import lifecycle
-from edgespec.server.settings import Limits, ServerSettings
+from edgespec.server.settings import SPARE_CONNECTIONS, Limits, ServerSettings
 from tests.server.conftest import Running, Start, request_bytes, until
 from tests.server.fakes import Script
 
@@ -58,6 +58,43 @@ def test_a_body_that_does_not_come(start: Start) -> None:
     server = start(limits=Limits(body_seconds=0.02))
     with server.open(request_bytes(CHAT, WHOLE)[:-5]) as sock:
         assert sock.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize(
+    ("head", "status"), [(f"POST {CHAT}", b"401"), ("GET /health", b"200"), ("POST /nowhere", b"401")]
+)
+def test_a_body_that_does_not_come_behind_an_answer(start: Start, head: str, status: bytes) -> None:
+    """Nobody waits for this one, so nobody else would end it; it needs no key."""
+    server = start(limits=Limits(body_seconds=0.1), api_key="k")
+    with server.open(f"{head} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{{".encode()) as sock:
+        assert until_sent(sock, b"}")[9:12] == status
+        sock.sendall(b"x")
+        assert ended(sock)
+    until(lambda: not server.server.server_state.connections)
+
+
+def test_a_body_that_comes_behind_an_answer_is_not_cut_off(start: Start) -> None:
+    server = start(limits=Limits(body_seconds=0.05), api_key="k")
+    ask = request_bytes("/nowhere", WHOLE)
+    with server.open(ask[:-5]) as sock:
+        until_sent(sock, b"}}")
+        sock.sendall(ask[-5:] + request_bytes(CHAT, WHOLE, "authorization: Bearer k")[:-5])
+        threading.Event().wait(0.02)
+        sock.sendall(WHOLE[-5:])
+        assert until_sent(sock, b'"edgespec"').startswith(b"HTTP/1.1 200 ")
+
+
+def test_bodies_have_a_bound_together(start: Start) -> None:
+    server = start(limits=Limits(body_bytes=1000, bodies_bytes=1000))
+    ask = request_bytes(CHAT, WHOLE + b" " * (900 - len(WHOLE)))
+    with server.open(ask[:-100]) as sock:
+        until(lambda: server.app.bodies.taken == 800)
+        answer = server.ask(CHAT, WHOLE + b" " * 300)
+        assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (429, "busy", "1")
+        assert server.chat().status == 200
+        sock.sendall(ask[-100:])
+        assert until_sent(sock, b'"edgespec"').startswith(b"HTTP/1.1 200 ")
+    assert server.app.bodies.taken == 0
 
 
 def test_a_head_that_does_not_come(start: Start) -> None:
@@ -135,11 +172,49 @@ def test_a_client_that_leaves_while_its_prompt_is_encoded(server: Running) -> No
     assert not server.engine.submitted
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body(server: Running) -> None:
+def test_a_client_that_leaves_in_the_middle_of_its_body(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    server = start()
     with server.open(request_bytes(CHAT, WHOLE)[:-3]):
-        pass
+        until(lambda: server.server.server_state.tasks)
     until(lambda: not server.server.server_state.tasks)
     assert server.chat().status == 200
+    assert 'path="/v1/chat/completions",status="499"} 1.0' in server.ask("/metrics").body.decode()
+    assert not caplog.records  # it is nobody's fault, and anybody could fill the log
+
+
+def test_what_is_no_http_behind_an_answer(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    server = start()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: evil.example\r\ntransfer-encoding: chunked\r\n\r\n"
+    with server.open(head.encode()) as sock:
+        assert until_sent(sock, b"}}").startswith(b"HTTP/1.1 403 ")
+        sock.sendall(b"zz\r\n")
+        assert ended(sock)
+    assert not caplog.records
+
+
+def test_a_client_that_asks_ahead_and_leaves_is_noticed(server: Running) -> None:
+    server.engine.script = Script(gate=threading.Semaphore(0))
+    sock = server.open(request_bytes(CHAT, WHOLE) + b"G")
+    assert server.engine.arrived.acquire(timeout=10)
+    sock.sendall(b"E")
+    sock.close()
+    until(lambda: server.engine.requests[0].cancel_reason == "client left")
+
+
+def test_requests_ahead_are_answered_in_turn_and_have_a_bound(server: Running) -> None:
+    gate = threading.Semaphore(0)
+    server.engine.script = Script(gate=gate)
+    with server.open(request_bytes(CHAT, WHOLE)) as sock:
+        assert server.engine.arrived.acquire(timeout=10)
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        gate.release(10)
+        assert until_sent(sock, b'"status":"ok"}').count(b"HTTP/1.1 200") == 2
+    server.engine.script = Script(gate=threading.Semaphore(0))
+    with server.open(request_bytes(CHAT, WHOLE)) as sock:
+        assert server.engine.arrived.acquire(timeout=10)
+        sock.sendall(b"x" * 100_000)
+        assert ended(sock)
+    until(lambda: server.engine.requests[1].cancel_reason == "client left")
 
 
 def small_buffers(**settings: object) -> socket.socket:
@@ -182,6 +257,13 @@ def test_too_many_connections(start: Start) -> None:
     server = start(limits=Limits(connections=5))
     held = [server.open() for _ in range(5)]
     until(lambda: len(server.server.server_state.connections) == 5)
+    # A probe must not take a full server for a dead one.
+    assert [server.ask(path).status for path in ("/health", "/metrics", "/")] == [200, 200, 200]
+    refused = server.chat()
+    assert (refused.status, refused.error["code"], refused.headers["connection"]) == (503, "unavailable", "close")
+    until(lambda: len(server.server.server_state.connections) == 5)
+    held += [server.open() for _ in range(SPARE_CONNECTIONS)]
+    until(lambda: len(server.server.server_state.connections) == 5 + SPARE_CONNECTIONS)
     with server.open() as sock:
         text = until_sent(sock, None)
     assert text.startswith(b"HTTP/1.1 503 ")
@@ -204,7 +286,7 @@ def test_hundreds_of_connections(start: Start) -> None:
         sock.close()
     until(lambda: not server.server.server_state.connections)
     until(lambda: not server.app.answering.running)
-    assert len(server.engine.submitted) <= 250
+    assert len(server.engine.submitted) >= 200  # all but those whose client had left before
     assert server.chat().status == 200
 
 
@@ -218,6 +300,16 @@ def until_sent(sock: socket.socket, end: bytes | None) -> bytes:
             break
         text += data
     return text
+
+
+def ended(sock: socket.socket) -> bool:
+    """Whether the server ends the connection, whatever it said before."""
+    try:
+        while sock.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
 
 
 def gone(sock: socket.socket) -> bool:

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from edgespec.server.guard import host_name
+from edgespec.server.settings import host_name
 from tests.server.conftest import Running, Start
 
 PRIVATE = ["/v1/models", "/metrics", "/edgespec/timeline"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ def test_all_fields_reach_the_parameters() -> None:
     assert (params.presence_penalty, params.frequency_penalty) == (1, -1)
     assert params.logit_bias == {5: -100}
     assert params.stop == ("a", "b")
-    assert params.seed == 2**63 - 3
+    assert params.seed == 2**64 - 3
     assert params.logprobs == 2
     assert (params.top_k, params.min_p, params.repetition_penalty) == (4, 0.1, 1.1)
     assert (params.stop_token_ids, params.ignore_eos, params.min_new_tokens) == ((9,), True, 2)
@@ -78,7 +79,15 @@ def test_roles_and_parts() -> None:
         ({"messages": [{"role": "root", "content": "x"}]}, "messages[0].role"),
         ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]"),
+        ({"messages": [USER] * 4097}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 4097}]}, "messages[0].content"),
+        ({"stop": [5]}, "stop"),
+        ({"stop": {}}, "stop"),
+        ({"stop_token_ids": [1.5]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"logit_bias": {"1": True}}, "logit_bias.1"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
         ({"n": 2}, "n"),
@@ -141,17 +150,54 @@ def test_completions_refuse(fields: dict[str, Any]) -> None:
     assert raised.value.param == next(iter(fields))
 
 
+@pytest.mark.parametrize(
+    ("ask", "values"),
+    [
+        (chat_ask, {"messages": [1] * 50_000}),
+        (chat_ask, {"messages": [{"role": "user", "content": [1] * 50_000}]}),
+        (chat_ask, {"messages": [USER], "logit_bias": {str(n): "x" for n in range(50_000)}}),
+        (chat_ask, {"messages": [USER], "stop": [1] * 50_000}),
+        (chat_ask, {"messages": [USER], "stop_token_ids": ["x"] * 50_000}),
+        (completion_ask, {"prompt": [True] * 50_000}),
+        (completion_ask, {"prompt": [[1, "a"] * 25_000]}),
+        (completion_ask, {"prompt": {str(n): 1 for n in range(50_000)}}),
+    ],
+)
+def test_a_complaint_is_about_the_first_of_many_and_costs_as_one(ask: Any, values: dict[str, Any]) -> None:
+    """One kilobyte each would be gigabytes for a body of 8 MiB, and seconds in which nobody else is served."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError) as raised:
+            ask(values, {})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 << 20
+    assert len(raised.value.message) < 300
+
+
+def test_seeds_are_told_apart() -> None:
+    seeds = (-1, 2**63 - 1, -(2**63), 0)
+    assert len({chat(seed=seed).params["seed"] for seed in seeds}) == len(seeds)
+
+
+def test_no_top_logprobs_may_be_said() -> None:
+    assert "logprobs" not in chat(top_logprobs=0).params
+
+
 def test_unknown_fields_are_ignored_and_named() -> None:
     assert chat(user="me", metadata={}, temprature=1, zzz=[1]).ignored == ["temprature", "zzz"]
 
 
 def test_json() -> None:
     assert parse_object(b'{"a": "\\ud83d\\ude00 \\ud83d", "b": ["\\ude00"]}') == {"a": "😀 \ufffd", "b": ["\ufffd"]}
+    assert parse_object(b'\xef\xbb\xbf{"a": 1.5e3}') == {"a": 1500}
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"5", b'{"a": NaN}', b'{"a": -Infinity}', b"\xff\xfe\xfa",
-             b'{"a": ' + b"9" * 5000 + b"}", b"[" * 100_000, b'{"a":' * 50_000]
+             b'{"a": ' + b"9" * 5000 + b"}", b"[" * 100_000,
+             b'{"a": 1e999}', b'{"a": "\xed\xa0\x80"}', '{"a": "\\ud800"}'.encode("utf-16"), b'{"a":' * 50_000]
 )  # fmt: skip
 def test_what_is_no_json_object(body: bytes) -> None:
     with pytest.raises(ApiError) as raised:

@@ -43,7 +43,9 @@ def test_wrong_settings(wrong: dict[str, Any], words: str) -> None:
         ServerSettings(**wrong)
 
 
-@pytest.mark.parametrize("name", ["body_bytes", "prompt_tokens", "connections", "request_seconds", "stall_seconds"])
+@pytest.mark.parametrize(
+    "name", ["body_bytes", "prompt_tokens", "connections", "bodies_bytes", "request_seconds", "stall_seconds"]
+)
 @pytest.mark.parametrize("value", [0, -1])
 def test_wrong_limits(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=name):
@@ -58,6 +60,6 @@ def test_which_names_are_known() -> None:
     own = ServerSettings()
     assert all(map(own.knows_host, ["localhost", "127.0.0.1", "[::1]", "127.0.0.9"]))
     assert not any(map(own.knows_host, ["evil.example", "192.168.1.2", "", "localhost.evil.example"]))
-    wide = ServerSettings(host="0.0.0.0", api_key="k", allow_hosts=("Board.lan",))
-    assert all(map(wide.knows_host, ["192.168.1.2", "[fd00::1]", "board.lan", "localhost"]))
+    wide = ServerSettings(host="0.0.0.0", api_key="k", allow_hosts=("Board.lan", "other.lan:8000", "third.lan."))
+    assert all(map(wide.knows_host, ["192.168.1.2", "[fd00::1]", "board.lan", "localhost", "other.lan", "third.lan"]))
     assert not any(map(wide.knows_host, ["evil.example", "board.lan.evil.example"]))

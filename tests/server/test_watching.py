@@ -7,6 +7,8 @@ import re
 from importlib import resources
 
 from edgespec.memory.states import DraftState, State
+from edgespec.results import GenerationResult, GenerationStats
+from edgespec.server.metrics import Metrics
 from edgespec.server.page import page
 from tests.server.conftest import Running, Start
 from tests.server.fakes import FULL, FakeEngine, Script
@@ -55,6 +57,15 @@ def test_metrics(start: Start) -> None:
     server.engine.serving = None  # before the first request
     assert server.ask("/metrics").status == 200
     assert server.ask("/edgespec/timeline").json["serving"]["pool"] is None
+
+
+def test_a_request_that_ends_in_the_queue_has_no_prompt_and_no_first_token() -> None:
+    metrics = Metrics()
+    metrics.finished(GenerationResult("", (), "cancelled", 7, GenerationStats(prompt_tokens=7)))
+    text = metrics.text().decode()
+    assert 'edgespec_requests_total{outcome="cancelled"} 1.0' in text
+    assert "edgespec_prompt_tokens_total 0.0" in text
+    assert "edgespec_time_to_first_token_seconds_count 0.0" in text
 
 
 def test_timeline(start: Start) -> None:

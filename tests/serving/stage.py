@@ -51,10 +51,11 @@ class Stage:
         load: str = "edgespec",
         prefill_rows: int = 64,
         threads: int = 4,
+        residency: Any = None,
     ) -> None:
         self.target = target or ToyDecoder()
         self.statuses = [DraftStatus(draft) for draft in drafts]
-        self._planner, self._most, self._room = planner, most, room
+        self._planner, self._most, self._room, self._residency = planner, most, room, residency
         self.queue = RequestQueue(queue)
         self.gate = threading.Event()  # batches wait for it
         self.gate.set()
@@ -107,7 +108,7 @@ class Stage:
     def admit(self, request: Request) -> Active:
         if len(self.admitted) - len(self.events) >= self._room:
             raise NoRoom("there is no room")
-        made = session(self.target, self.statuses, planner=self._planner())
+        made = session(self.target, self.statuses, planner=self._planner(), residency=self._residency)
         generation = Generation(made, list(request.ids), request.params, began_ns=request.began_ns)
         self.admitted.append(request.id)
         return Active(request, generation, Account(), lambda: self.events.append(f"released {request.id}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from drafts.ngram import NgramDraft
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation
-from edgespec.errors import EdgespecError, ModelError, QueueFullError
+from edgespec.errors import EdgespecError, QueueFullError
 from edgespec.serving.request import Request
-from predictor import AutoPlanner
+from predictor import AutoPlanner, FixedPlanner
+from predictor.catch_up import FREELY, PIECE
 from tests.serving.stage import WAIT, Stage
 from tests.support.scripted import (
     PROMPT,
@@ -20,7 +22,6 @@ from tests.support.scripted import (
     ToyDecoder,
     anti,
     drafter,
-    failing,
     mixed,
     oracle,
     plain_greedy,
@@ -132,6 +133,7 @@ def test_one_that_runs_alone_has_the_very_rounds_of_a_session() -> None:
     rounds = [record for record in stage.records if record.requests]
     assert [sum(record.emitted) for record in rounds] == expected.stats.round_tokens
     assert all(record.sequences == 1 for record in stage.records)
+    assert {record.resident for record in rounds} == {("mixed",)}
 
 
 # Order and pace
@@ -249,6 +251,15 @@ def test_cancelled_in_the_queue() -> None:
         for request in (first, third):
             assert list(request.result(WAIT).token_ids) == text(PROMPT, 4)
     assert second.id not in stage.admitted
+    assert second.result().logprobs is None
+
+
+def test_one_that_asked_for_log_probabilities_has_them_also_if_there_are_none() -> None:
+    stage = Stage()
+    request = stage.submit(PROMPT, logprobs=1)
+    request.cancel()
+    (result,) = stage.ran(request)
+    assert result.logprobs == ()
 
 
 def test_cancelled_in_its_prefill() -> None:
@@ -260,6 +271,7 @@ def test_cancelled_in_its_prefill() -> None:
     assert list(result.token_ids) == text(PROMPT, 40)
     cancelled = late[0].result(WAIT)
     assert (cancelled.finish_reason, cancelled.token_ids) == ("cancelled", ())
+    assert cancelled.stats.prefill_seconds > 0
     assert [record.prefill_rows for record in stage.records[3:8]] == [16, 16, 16, 16, 0]
 
 
@@ -290,163 +302,75 @@ def test_cancelled_while_its_draft_guesses() -> None:
     assert list(second.token_ids) == text([6, 6], 30)
 
 
-# Faults
+# What drafts read, and what is not worth their time
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_target_that_fails_fails_those_it_was_for_and_the_next_works(late: bool) -> None:
-    target = ToyDecoder()
-    stage = Stage(target, most=3)
-    requests = [stage.submit([5 + i, 6], max_new_tokens=20) for i in range(5)]
+class Reader(ScriptedDraft):
+    """Has to read the text before it guesses, and notes how much at once, and how far it was behind when it guessed."""
 
-    def fail() -> None:
-        if len(target.calls) == 14:
-            target.calls.append([])
-            raise ModelError("no memory left")
+    kind = "head"
 
-    if late:
-        target.after = fail
-    else:
-        target.before = fail
-    with stage.serving():
-        for request in requests[:3]:
-            with pytest.raises(ModelError, match="no memory left"):
-                request.result(WAIT)
-            assert request.status == "failed"
-            with pytest.raises(ModelError, match="no memory left"):
-                list(request)
-        for i in (3, 4):
-            assert list(requests[i].result(WAIT).token_ids) == text([5 + i, 6], 20)
-        assert list(stage.submit(PROMPT, max_new_tokens=9).result(WAIT).token_ids) == text(PROMPT, 9)
-    assert stage.loop is not None
-    assert (stage.loop.totals.failed, stage.loop.totals.finished) == (3, 3)
+    def __init__(self, made: list[Reader]) -> None:
+        super().__init__(lambda tokens, gamma: [2] * gamma, "reader")
+        self.read, self.made = 0, made
+        self.pieces: list[int] = []
+        self.late: list[int] = []
 
+    def open(self) -> Reader:
+        self.made.append(Reader(self.made))
+        return self.made[-1]
 
-def test_a_fault_that_is_a_defect_is_wrapped_and_keeps_its_cause() -> None:
-    target = ToyDecoder()
-    stage = Stage(target)
-    request = stage.submit(PROMPT)
+    def behind(self, tokens: Sequence[int]) -> int:
+        return max(len(tokens) - 1 - self.read, 0)
 
-    def fail() -> None:
-        raise ZeroDivisionError("a defect")
+    def catch_up(self, tokens: Sequence[int], limit: int) -> int:
+        self.pieces.append(min(limit, self.behind(tokens)))
+        self.read += self.pieces[-1]
+        return self.behind(tokens)
 
-    target.before = fail
-    with stage.serving(), pytest.raises(EdgespecError, match="ZeroDivisionError: a defect") as caught:
-        request.result(WAIT)
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    def propose(self, tokens: Sequence[int], gamma: int, choose: Any, *, floor: float = 0.0) -> Any:
+        self.late.append(self.behind(tokens))
+        self.read = len(tokens)
+        return super().propose(tokens, gamma, choose, floor=floor)
+
+    def crop(self, length: int) -> None:
+        self.read = min(self.read, length)
 
 
-def test_logits_that_are_none_fail_their_own_request_only() -> None:
-    class Poisoned(ToyDecoder):
-        def _row(self, entries: list[Any]) -> Any:
-            row = super()._row(entries)
-            if len(entries) == 61:  # only the long prompt gets there
-                row[:] = float("nan")
-            return row
-
-    stage = Stage(Poisoned())
-    bad = stage.submit([9] * 55, max_new_tokens=20)
-    good = [stage.submit([5 + i, 6], max_new_tokens=20) for i in range(3)]
-    with stage.serving():
-        with pytest.raises(ModelError):
-            bad.result(WAIT)
-        for i, request in enumerate(good):
-            assert list(request.result(WAIT).token_ids) == text([5 + i, 6], 20)
+def test_a_draft_that_lags_reads_in_pieces_while_others_run() -> None:
+    made: list[Reader] = []
+    stage = Stage(None, [Reader(made)], load="fixed:2")
+    requests = [stage.submit(LONG, max_new_tokens=20 + 5 * i) for i in range(2)]
+    for i, result in enumerate(stage.ran(*requests)):
+        assert list(result.token_ids) == text(LONG, 20 + 5 * i)
+        assert result.stats.draft_share["reader"] > 5
+        assert result.stats.catch_up_seconds > 0
+    assert len(made) == 2
+    for reader in made:
+        assert reader.pieces[:2] == [PIECE, PIECE]
+        assert max(reader.pieces) <= PIECE
+        assert max(reader.late) <= FREELY
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-def test_a_draft_that_fails_while_eight_use_it_costs_nothing_but_speed(threads: int) -> None:
-    calls: list[int] = []
+def test_alone_it_reads_all_on_the_way() -> None:
+    made: list[Reader] = []
+    stage = Stage(None, [Reader(made)], load="fixed:2")
+    (result,) = stage.ran(stage.submit(LONG, max_new_tokens=20))
+    assert list(result.token_ids) == text(LONG, 20)
+    assert (made[0].pieces, max(made[0].late)) == ([], len(LONG))
 
-    def fail() -> BaseException:
-        calls.append(1)
-        return RuntimeError("it broke")
 
+@pytest.mark.parametrize(
+    ("planner", "load", "passed"),
+    [
+        (AutoPlanner, "none", {("anti",)}),
+        (lambda: FixedPlanner(None, 0), "none", {("anti",)}),  # drafting is off
+        (lambda: FixedPlanner(None, 2), "fixed:2", {()}),
+    ],
+)
+def test_a_record_says_which_drafts_could_have_guessed(planner: Any, load: str, passed: set[tuple[str, ...]]) -> None:
     whole = [*PROMPT, *text(PROMPT, 40)]
-    stage = Stage(None, [failing(fail), anti(whole, "other")], threads=threads)
-    requests = [stage.submit(prompt, max_new_tokens=20) for prompt in PROMPTS]
-    for prompt, result in zip(PROMPTS, stage.ran(*requests), strict=True):
-        assert list(result.token_ids) == text(prompt, 20)
-    assert stage.statuses[0].reason is not None
-    assert stage.statuses[1].active
-    assert len(calls) >= 3
-
-
-def test_a_failure_between_the_requests_parts_fails_them_and_the_next_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage()
-    request = stage.submit(PROMPT)
-    situation, failed = stage.situation, []
-
-    def fail(queued: int) -> Any:
-        if not failed:
-            failed.append(1)
-            raise RuntimeError("the books are wrong")
-        return situation(queued)
-
-    monkeypatch.setattr(stage, "situation", fail)
-    with stage.serving():
-        with pytest.raises(EdgespecError, match="the books are wrong"):
-            request.result(WAIT)
-        assert list(stage.submit(PROMPT, max_new_tokens=9).result(WAIT).token_ids) == text(PROMPT, 9)
-
-
-# The end
-
-
-def test_closing_fails_what_waits_and_what_runs_and_leaves_no_thread() -> None:
-    stage = Stage(most=2)
-    requests = [stage.submit(PROMPT, max_new_tokens=10_000, ignore_eos=True) for _ in range(5)]
-    with stage.serving():
-        next(iter(requests[0]))
-        assert stage.loop is not None
-        stage.loop.close()
-        assert not stage.loop._thread.is_alive()
-        assert [request.over for request in requests] == [True] * 5
-    for request in requests:
-        if request.status == "finished":  # the toy's context is short
-            continue
-        with pytest.raises(EdgespecError, match="the engine was closed"):
-            request.result(WAIT)
-    assert stage.events[-1] == "ended"
-    with pytest.raises(EdgespecError, match="the engine is closed"):
-        stage.submit(PROMPT)
-
-
-def test_closing_from_a_callback_does_not_wait_for_itself() -> None:
-    stage = Stage()
-    first = stage.submit(PROMPT, max_new_tokens=3)
-    second = stage.submit(PROMPT, max_new_tokens=50)
-    with stage.serving():
-        first.on_done(lambda request: stage.loop.close())  # type: ignore[union-attr]
-        assert len(first.result(WAIT).token_ids) == 3
-        with pytest.raises(EdgespecError, match="the engine was closed"):
-            second.result(WAIT)
-
-
-def test_the_loop_ends_when_nobody_has_the_engine_any_more() -> None:
-    stage = Stage()
-    with stage.serving():
-        stage.is_gone = True
-        assert stage.loop is not None
-        stage.loop._thread.join(WAIT)
-        assert not stage.loop._thread.is_alive()
-
-
-def test_a_callback_that_raises_and_a_watcher_that_raises_are_no_fault_of_the_loop() -> None:
-    stage = Stage()
-    seen: list[Request] = []
-
-    def bad(thing: Any) -> None:
-        raise RuntimeError("bad")
-
-    request = stage.submit(PROMPT, max_new_tokens=5)
-    request.on_done(bad)
-    request.on_done(seen.append)
-    with stage.serving():
-        assert stage.loop is not None
-        stage.loop.watchers = (bad, stage.records.append)
-        request.result(WAIT)
-        assert len(stage.submit(PROMPT, max_new_tokens=5).result(WAIT).token_ids) == 5
-    assert seen == [request]
-    request.on_done(seen.append)  # it is over: called at once
-    assert seen == [request, request]
+    stage = Stage(None, [anti(whole)], load=load, planner=planner)
+    stage.ran(*(stage.submit(PROMPT, max_new_tokens=20) for _ in range(3)))
+    rounds = [record for record in stage.records if record.requests]
+    assert {record.passed for record in rounds[:-1]} == passed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,21 +53,21 @@ def test_the_time_to_come_back_is_that_of_a_place() -> None:
     with pytest.raises(QueueFullError) as caught:
         queue.put(request())
     assert caught.value.retry_after_s == 1.0  # nothing is known yet
-    queue.take()
+    queue.take(queue.first())
     for _ in range(30):
         queue.put(request())
         clock.now += 4.0
-        queue.take()
+        queue.take(queue.first())
     queue.put(request())
     with pytest.raises(QueueFullError, match=r"try again in 4\.0 s"):
         queue.put(request())
     for _ in range(2):
         clock.now += 4.0
-        queue.take()
+        queue.take(queue.first())
     clock.now += 10_000.0  # nobody came: that says nothing about waiting
     for _ in range(2):
         queue.put(request())
-    queue.take()
+    queue.take(queue.first())
     queue.put(request())
     with pytest.raises(QueueFullError, match=r"try again in 4\.0 s"):
         queue.put(request())
@@ -87,6 +89,14 @@ def test_what_is_due_leaves_the_queue_and_a_cancel_wakes_it() -> None:
     assert queue.close() == [kept]
     with pytest.raises(EdgespecError, match="closed"):
         queue.put(kept)
+
+
+def test_closing_while_those_that_are_due_are_looked_for() -> None:
+    queue = RequestQueue(10)
+    late = request(deadline_s=1e-9, wake=lambda: queue.close())
+    queue.put(late)
+    assert queue.withdraw(late.deadline or 0) == []  # whoever closes has them
+    assert not queue.take(late)
 
 
 # The handle
@@ -198,10 +208,39 @@ def test_the_pool_takes_what_is_left_up_to_every_context_in_full() -> None:
     assert need(0, kv_memory="7MiB").pool == 7 * MIB
 
 
-def test_what_is_planned_for_one_conversation_is_part_of_the_pool() -> None:
-    parts = memory.ServingNeed(200 * MIB, 100 * MIB, 8).parts
-    assert parts({"KV cache": 64 * MIB}) == {"batch graph": 100 * MIB, "KV pool": 136 * MIB}
-    assert parts({"KV cache": 300 * MIB}) == {"batch graph": 100 * MIB}
+def test_what_drafts_keep_of_further_requests_is_counted() -> None:
+    config = RuntimeConfig(home=Path("x"))
+    sizes = {"weights": 100 * MIB, "context": 1024, "position": MIB // 16}
+    need = memory.fitted(config, **sizes, room=300 * MIB, further=10 * MIB)
+    assert need == memory.ServingNeed(130 * MIB, 100 * MIB, 8, 70 * MIB)
+    assert need.total == 300 * MIB
+
+
+def test_the_pool_is_beside_the_one_conversation_that_is_planned() -> None:
+    """It may run while the pool is full."""
+    config = RuntimeConfig(memory_budget="600MiB", home=Path("x"))
+    planned = {"target": 300 * MIB, "KV cache": 64 * MIB}
+    need = memory.need_of(config, planned, weights=100 * MIB, context=1024, position=MIB // 16)
+    assert need.parts == {"batch graph": 100 * MIB, "KV pool": 136 * MIB}
+    assert sum(planned.values()) + need.total == 600 * MIB
+
+
+def test_what_the_graph_really_takes_counts() -> None:
+    planned = {"target": 300 * MIB, "KV cache": 64 * MIB}
+    sizes = {"context": 1024, "position": MIB // 16}
+    config = RuntimeConfig(memory_budget="600MiB", home=Path("x"))
+    need = memory.need_of(config, planned, weights=100 * MIB, **sizes)
+    assert memory.measured(config, need, 90 * MIB, planned, **sizes).pool == need.pool
+    assert memory.measured(config, need, 120 * MIB, planned, **sizes).parts == {
+        "batch graph": 120 * MIB,
+        "KV pool": 116 * MIB,
+    }
+    with pytest.raises(MemoryBudgetError, match=r"32.0 MiB for keys and values and 250.0 MiB for batches"):
+        memory.measured(config, need, 250 * MIB, planned, **sizes)
+    asked = config.replace(kv_memory=130 * MIB)
+    need = memory.need_of(asked, planned, weights=100 * MIB, **sizes)
+    with pytest.raises(MemoryBudgetError, match="does not fit"):
+        memory.measured(asked, need, 120 * MIB, planned, **sizes)
 
 
 def test_a_budget_that_is_too_small_is_named_with_all_numbers() -> None:
@@ -284,3 +323,53 @@ def test_texts_of_one_draft_take_turns_and_drafts_work_beside_each_other() -> No
     assert sorted(done) == [("-", 0), ("a", 0), ("a", 1), ("b", 0)]
     assert done.index(("a", 0)) < done.index(("a", 1))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("edgespec-drafts")]
+
+
+def jobs(done: list[str]) -> Any:
+    return [(name, lambda name=name: done.append(name)) for name in "abca"]
+
+
+def test_where_no_thread_can_be_had_all_is_done_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    drafters, done = Drafters(), list[str]()
+    drafters.run(jobs(done))
+    drafters.close()
+    assert sorted(done) == ["a", "a", "b", "c"]
+
+
+def test_nothing_guesses_any_more_when_one_of_them_has_failed() -> None:
+    drafters, go, done = Drafters(2), threading.Event(), list[int]()
+
+    def slow() -> None:
+        assert go.wait(10)
+        done.append(1)
+
+    def fail() -> None:
+        threading.Timer(0.05, go.set).start()
+        raise KeyError("it should not")
+
+    with pytest.raises(KeyError):
+        drafters.run([("a", slow), ("b", fail)])
+    assert done == [1]
+    drafters.close()
+
+
+def test_drafts_work_on_after_the_main_thread_has_ended() -> None:
+    """Threads of a program may use an engine that the main thread has left to them."""
+    code = """
+import threading, time
+from edgespec.serving.drafters import Drafters
+def work():
+    threading.main_thread().join()
+    time.sleep(0.1)
+    drafters, done = Drafters(), []
+    drafters.run([(name, lambda name=name: done.append(name)) for name in "abca"])
+    drafters.close()
+    print("".join(sorted(done)))
+threading.Thread(target=work).start()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout.strip(), ended.stderr) == ("aabc", "")

@@ -57,6 +57,13 @@ def along_outputs(values: np.ndarray, bits: int, places: list[int]) -> np.ndarra
     return out.view(np.int32)
 
 
+def less_one(zeros: np.ndarray, bits: int) -> np.ndarray:
+    """One less in every number of each integer, as GPTQModel makes the "gptq" format of "gptq_v2": in one subtraction,
+    in which a 0 borrows from its neighbour."""
+    ones = {4: 0x11111111, 8: 0x01010101}[bits]
+    return (zeros.view(np.uint32) - np.uint32(ones)).view(np.int32)
+
+
 def write_packed(
     folder: Path,
     method: str = "gptq",
@@ -73,7 +80,7 @@ def write_packed(
     """A random model whose linear layers are packed; embedding, LM head, norms and biases are float16.
 
     group -1: one for all inputs. symmetric: every zero point is the middle. version: of GPTQ's format, "gptq" (zero
-    points less one) or "gptq_v2". shuffled: inputs belong to groups in random order, as with desc_act.
+    points less one, see `less_one`) or "gptq_v2". shuffled: inputs belong to groups in random order, as with desc_act.
     """
     rng = np.random.default_rng(seed)
     config = tiny_config(architecture, **{**SHAPE, **changes})
@@ -96,9 +103,7 @@ def write_packed(
         if shuffled:
             owner = rng.permutation(owner)
         q = rng.integers(0, 2**bits, (outputs, inputs))
-        least = 1 if method == "gptq" and version == "gptq" else 0
-        top = 2**bits + (1 if least else 0)
-        zero = rng.integers(least, top, (outputs, inputs // length))
+        zero = rng.integers(0, 2**bits, (outputs, inputs // length))
         if symmetric:
             zero[:] = 2 ** (bits - 1)
         scale = (rng.uniform(0.5, 1.5, zero.shape) * 0.3 / 2 ** (bits - 1)).astype(np.float16)
@@ -111,7 +116,8 @@ def write_packed(
             made.tensors[f"{stem}.qzeros"] = along_outputs(zero, 4, AWQ_PLACES)
         else:
             made.tensors[f"{stem}.qweight"] = along_inputs(q, bits)
-            made.tensors[f"{stem}.qzeros"] = along_outputs(zero - least, bits, plain)
+            zeros = along_outputs(zero, bits, plain)
+            made.tensors[f"{stem}.qzeros"] = less_one(zeros, bits) if version == "gptq" else zeros
             made.tensors[f"{stem}.g_idx"] = owner.astype(np.int32)
         made.tensors[f"{stem}.scales"] = np.ascontiguousarray(scale.T)
     made.save()

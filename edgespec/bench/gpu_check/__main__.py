@@ -24,7 +24,7 @@ PARTS: dict[str, Callable[[Check], None]] = {
     "tests": suite.run,  # last: what it compiles may take all the time that is left
 }
 NO_DEVICE = "no CUDA device: nothing was measured"
-_SECONDS = 345.0
+_SECONDS = 330.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only to see whether it runs")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, in seconds; for tests")
     parser.add_argument("--parts", help=f"some of {','.join(PARTS)}")
-    parser.add_argument("--seconds", type=float, default=_SECONDS, help="after which no part is begun (default 345)")
+    parser.add_argument("--seconds", type=float, default=_SECONDS, help="after which no part is begun (default 330)")
     parser.add_argument("--json", type=Path, default=Path("gpu_check.json"), help="where the JSON goes")
     return parser
 

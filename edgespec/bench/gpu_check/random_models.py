@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.models.quantised import QuantisedTensor
+from edgespec.models.quantised import Layout, QuantisedTensor
 from edgespec.models.spec import ModelSpec, RopeSpec
 from edgespec.models.weights import WeightFile
 
@@ -61,8 +61,9 @@ class RandomWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
-    def kind(self, name: str) -> str:
-        return "F32" if self._bits_of(name) is None else f"int{self._bits_of(name)}"
+    def layout(self, name: str) -> Layout | None:
+        bits = self._bits_of(name)
+        return None if bits is None else Layout(bits, self._group, "symmetric")
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         kept = self.quantised(name)

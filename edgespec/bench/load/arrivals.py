@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import random
@@ -115,11 +116,14 @@ def read_trace(path: Path) -> list[Arrival]:
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    reader = csv.DictReader(text.splitlines())
-    names = {str(name).strip().lower() for name in reader.fieldnames or ()}
-    if not names & set(_COLUMNS["time"]):
-        raise ConfigError(f"{path} has no column 'time': {_did_you_mean(names)}.")
-    yield from ((number, row) for number, row in enumerate(reader, start=2))
+    reader = csv.DictReader(io.StringIO(text, newline=""))  # a quoted prompt may have line ends of any kind
+    try:
+        names = {str(name).strip().lower() for name in reader.fieldnames or ()}
+        if not names & set(_COLUMNS["time"]):
+            raise ConfigError(f"{path} has no column 'time': {_did_you_mean(names)}.")
+        yield from ((reader.line_num, row) for row in reader)
+    except csv.Error as error:
+        raise ConfigError(f"{path}, line {reader.line_num + 1}: {error}.") from error
 
 
 def _did_you_mean(names: Iterable[str]) -> str:
@@ -128,7 +132,7 @@ def _did_you_mean(names: Iterable[str]) -> str:
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # a prompt may have the other line ends of Unicode
         if not line.strip():
             continue
         try:

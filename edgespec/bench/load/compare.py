@@ -110,12 +110,16 @@ def best_fixed(compared: Row) -> str | None:
 
 def verdicts(rows: Sequence[Row], rates: Sequence[float], arms: Sequence[str]) -> list[dict[str, Any]]:
     """For each arm that is neither: beside no speculation, beside the best fixed gamma, and its worst rate beside the
-    better of the two. The best fixed gamma is one for all rates, known only afterwards."""
+    better of the two. The best fixed gamma is one for all rates, of those that ran, known only afterwards.
+
+    worst_by_rate: beside the better of none and the fixed gamma that is best at that rate, which may be another one at
+    each: harder than anything that one could choose beforehand."""
     if NONE not in arms:
         return []
     to_none = ratios(rows, rates, arms, NONE)
     fixed = best_fixed(to_none)
-    to_fixed = None if fixed is None else ratios(rows, rates, arms, fixed)
+    every = {each: ratios(rows, rates, arms, each) for each in arms if is_fixed(each)}
+    to_fixed = None if fixed is None else every[fixed]
     found = []
     for arm in arms:
         if arm == NONE or is_fixed(arm):
@@ -124,12 +128,14 @@ def verdicts(rows: Sequence[Row], rates: Sequence[float], arms: Sequence[str]) -
             {
                 "arm": arm,
                 "best_fixed": fixed,
+                "fixed": list(every),
                 "rates": to_none["rates"],
                 "to_none": {key: to_none["arms"][arm][key] for key in ("value", "low", "high")},
                 "to_fixed": None
                 if to_fixed is None
                 else {key: to_fixed["arms"][arm][key] for key in ("value", "low", "high")},
                 "worst": _worst(arm, rates, [to_none] if to_fixed is None else [to_none, to_fixed]),
+                "worst_by_rate": _worst(arm, rates, [to_none, *every.values()]),
             }
         )
     return found

@@ -60,12 +60,13 @@ def _counts(counted: Sequence[Served]) -> dict[str, int]:
 
 
 def loaded_seconds(stretch: Stretch) -> float:
-    """Seconds of the window in which at least one request was there: submitted, and not at its end."""
+    """Seconds of the window in which at least one request was there: submitted, and not at its end. Only what was never
+    answered was there to the end of the stretch; a refused one was not there at all."""
     begin, end = stretch.window
     spans = sorted(
         (max(one.submitted, begin), min(end, one.finished if one.finished is not None else stretch.ended))
         for one in stretch.served
-        if one.submitted is not None
+        if one.submitted is not None and (one.finished is not None or one.outcome == "unfinished")
     )
     total, reached = 0.0, begin
     for start, stop in spans:

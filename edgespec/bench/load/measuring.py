@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import psutil
@@ -12,10 +12,10 @@ import psutil
 from edgespec.bench.load import runner
 from edgespec.bench.load.compare import NONE
 from edgespec.bench.load.prompts import Pool
-from edgespec.bench.load.records import Ask, Stretch
+from edgespec.bench.load.records import Ask, Served, Stretch
 from edgespec.bench.load.schedule import Capacity, Schedule, Turn, seed_of
 from edgespec.bench.load.system import Arm, System
-from edgespec.bench.load.texts import Difference, Key, differences, key_of, reference_of
+from edgespec.bench.load.texts import Difference, Key, Reference, differences, key_of, reference_of
 from edgespec.bench.watch import Watch
 from edgespec.errors import ConfigError
 
@@ -27,7 +27,8 @@ Say = Callable[[str], None]
 
 @dataclass
 class Measured:
-    """All that a run came to. asks: by (rate, repeat), then by number. left_out: stretches for which no time was."""
+    """All that a run came to. asks: by (rate, repeat), then by number. left_out: stretches for which no time was.
+    uncompared: answers for which there was no other one to compare them with."""
 
     schedule: Schedule
     capacity: Capacity | None = None
@@ -36,6 +37,7 @@ class Measured:
     interrupted: bool = False
     left_out: int = 0
     compared: int = 0
+    uncompared: int = 0
     alone: int = 0
     differences: list[Difference] = field(default_factory=list)
 
@@ -98,9 +100,7 @@ class Measuring:
         """Capacity, rates, and a warm-up of every arm; False if it was interrupted."""
         schedule = self.measured.schedule
         self._say("how much a full batch can do")
-        self._system.use(
-            next((arm for arm in schedule.arms if arm.planner == NONE), Arm(NONE, schedule.arms[0].elastic))
-        )
+        self._system.use(self._plain_arm())
         full = self._closed(_CALIBRATION_S)
         capacity = capacity_of(full)
         self.measured.capacity = capacity
@@ -179,18 +179,19 @@ class Measuring:
         for (rate, repeat), asks in measured.asks.items():
             of_place = [s for s in measured.stretches if (s.rate, s.repeat) == (rate, repeat)]
             for arm in (each.name for each in measured.schedule.arms):
-                for key, ids in reference_of(asks, of_place, arm).items():
-                    reference.setdefault(key, ids)
+                for key, expected in reference_of(asks, of_place, arm).items():
+                    reference.setdefault(key, expected)
             for stretch in of_place:
-                compared, found = differences(stretch, asks, reference)
+                compared, without, found = differences(stretch, asks, reference)
                 measured.compared += compared
+                measured.uncompared += without
                 measured.differences += found
 
-    def _alone(self, keys: Iterable[Key]) -> dict[Key, tuple[int, ...]]:
+    def _alone(self, keys: Iterable[Key]) -> dict[Key, Reference]:
         found = {}
         for ids, new in list(dict.fromkeys(keys))[:MOST_ALONE]:
             params = self._params(Ask(0, 0.0, "", ids, new))
-            found[ids, new] = tuple(self._system.alone(ids, params).token_ids)
+            found[ids, new] = Reference(tuple(self._system.alone(ids, params).token_ids))
         return found
 
 
@@ -208,12 +209,25 @@ def capacity_of(stretch: Stretch) -> Capacity:
     """From a closed loop that kept every place taken. Raises ConfigError if nothing came of it."""
     begin, end = stretch.window
     tokens = sum(count for one in stretch.served for time, count in one.pieces if begin <= time < end)
-    lengths = [one.tokens for one in stretch.served if one.outcome == "finished"]
-    lengths = lengths or [max((one.tokens for one in stretch.served), default=0)]
     errors = [one.error for one in stretch.served if one.error]
     if tokens <= 0 or end <= begin:
         if stretch.interrupted:
             return Capacity(1.0, 1.0)
         why = f": {errors[0]}" if errors else ""
         raise ConfigError(f"Nothing came of {end - begin:g} s under full load{why}.")
-    return Capacity(tokens / (end - begin), max(sum(lengths) / len(lengths), 1.0))
+    return Capacity(tokens / (end - begin), max(answer_tokens(stretch.served), 1.0))
+
+
+def answer_tokens(served: Sequence[Served]) -> float:
+    """Mean tokens of an answer, where one that was cut off has at least what came (Kaplan and Meier's estimate).
+
+    The mean of those that ended in time would be that of the short ones. Beyond the longest of all nothing is known.
+    """
+    ends = sorted((one.tokens, one.outcome != "finished") for one in served if one.tokens)
+    mean, left, before = 0.0, 1.0, 0
+    for place, (tokens, cut_off) in enumerate(ends):
+        mean += left * (tokens - before)
+        before = tokens
+        if not cut_off:
+            left *= 1 - 1 / (len(ends) - place)
+    return mean

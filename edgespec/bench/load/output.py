@@ -99,5 +99,7 @@ def headline(document: Mapping[str, Any]) -> str:
     text = f"{row['arm']}: {row['to_none']['value']:.2f} times the throughput of no speculation, mean over "
     text += f"{len(row['rates'])} rates"
     if row["to_fixed"] is not None and row["to_fixed"]["value"] is not None:
-        text += f"; {row['to_fixed']['value']:.2f} times that of the best fixed gamma ({row['best_fixed']})"
+        text += f"; {row['to_fixed']['value']:.2f} times that of {row['best_fixed']}"
+        if len(row["fixed"]) > 1:  # other gammas were not asked
+            text += f", the best of {', '.join(row['fixed'])}"
     return f"{SIMULATED} {text}." if document["simulated"] else f"{text}."

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 # finished: the whole answer came. unfinished: time was up, the bench cancelled it. refused: the queue was full.
-# failed: an error. Only what finished, or came before the end, has times.
+# failed: an error. Only what finished, or came before the end, has times; `finished` of the last two is when they did.
 Outcome = Literal["finished", "unfinished", "refused", "failed"]
 
 

@@ -185,6 +185,7 @@ class Client:
         except Exception as error:  # whatever a request raises is its own failure, and no time
             served.outcome = "refused" if isinstance(error, QueueFullError) else "failed"
             served.error = f"{type(error).__name__}: {error}"
+            served.finished = self.now()
         finally:
             self._running.pop(ask.number, None)
 

@@ -74,7 +74,9 @@ def open_load(args: argparse.Namespace, planners: Sequence[str], progress: Progr
 def _document(
     args: argparse.Namespace, config: RuntimeConfig, measured: Measured, about: dict[str, Any]
 ) -> dict[str, Any]:
-    texts = preparing.judge(config, measured.compared, measured.differences) | {"alone": measured.alone}
+    texts = preparing.judge(config, measured.compared, measured.differences) | {
+        "alone": measured.alone, "uncompared": measured.uncompared,
+    }  # fmt: skip
     document = documents.build(measured.schedule, measured.stretches, args.deadline, about | {"texts": texts})
     if measured.left_out:
         document["warnings"].append(f"{measured.left_out} stretches were left out: --most-minutes were over.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from edgespec.bench.load import runner
@@ -21,7 +21,10 @@ DEFINITIONS = {
     "tokens/s": "of all sessions together, from the end of the warm-up to the time at which no new request is made; "
     "prefill is in it",
     "slowest/fastest": "the slowest session's tokens a second over the fastest one's; each session's tokens after the "
-    "first of each answer, over the seconds from the first to the last",
+    "first of each answer, over the seconds from the first to the last; 0 if one asked and got nothing in the window. "
+    "Waiting for a place is not in it",
+    "least/most": "the tokens of the session that got least over those of the one that got most, in the window: "
+    "waiting is in it, and so is how long answers are",
     "lost": "requests that neither ended nor were refused: none may be",
     "memory": "resident memory of the process at the end over that after the warm-up",
 }
@@ -75,14 +78,17 @@ def figures(stretch: Stretch) -> dict[str, Any]:
     """Of one stretch, as JSON values."""
     begin, end = stretch.window
     tokens = sum(count for one in stretch.served for time, count in one.pieces if begin <= time < end)
-    paces = {n: pace for n in range(int(stretch.rate)) if (pace := _pace(stretch.served, n)) is not None}
+    numbers = sorted({one.session for one in stretch.served if one.session is not None})
+    got = {n: _tokens(stretch, n) for n in numbers}
+    paces = {n: pace for n in numbers if (pace := _pace(stretch.served, n) if got[n] else 0.0) is not None}
     outcomes = [one.outcome for one in stretch.served]
     rss = [size for time, size in stretch.rss if time >= begin]
     return {
         "tokens": tokens,
         "throughput": tokens / (end - begin) if end > begin else None,
         "paces": {str(n): pace for n, pace in paces.items()},
-        "fairness": min(paces.values()) / max(paces.values()) if paces else None,
+        "fairness": _least_of_most(paces.values()),
+        "share": _least_of_most(got.values()),
         "asked": len(outcomes),
         "finished": outcomes.count("finished"),
         "refused": outcomes.count("refused"),
@@ -92,6 +98,17 @@ def figures(stretch: Stretch) -> dict[str, Any]:
         "loop": loop([s for s in stretch.samples if begin <= s.time < end]),
         "memory": rss[-1] / rss[0] if rss else None,
     }
+
+
+def _tokens(stretch: Stretch, session: int) -> int:
+    """What came of a session's requests within the window."""
+    begin, end = stretch.window
+    mine = (one for one in stretch.served if one.session == session)
+    return sum(count for one in mine for time, count in one.pieces if begin <= time < end)
+
+
+def _least_of_most(values: Collection[float]) -> float | None:
+    return min(values) / max(values) if values and max(values) > 0 else None
 
 
 def _pace(served: Sequence[Served], session: int) -> float | None:
@@ -123,6 +140,7 @@ def _place(mine: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]],
         "throughput": median([f["throughput"] for f in found]),
         "to_one": median(pairs),
         "fairness": median([f["fairness"] for f in found]),
+        "share": median([f["share"] for f in found]),
         "ttft_p50": median([f["ttft"]["p50"] for f in found]),
         "ttft_p99": median([f["ttft"]["p99"] for f in found]),
         "gamma": median([f["loop"]["gamma"] for f in found]),
@@ -140,22 +158,14 @@ def table(document: Mapping[str, Any]) -> Table:
             [
                 str(entry["sessions"]), entry["arm"], number(entry["throughput"]["value"], 1),
                 interval_of(entry["throughput"]), ratio(entry["to_one"]), interval(entry["to_one"]),
-                number(entry["fairness"]["value"], 2), number(entry["ttft_p50"]["value"], 2),
-                number(entry["ttft_p99"]["value"], 2), number(entry["gamma"]["value"], 2),
+                number(entry["fairness"]["value"], 2), number(entry["share"]["value"], 2),
+                number(entry["ttft_p50"]["value"], 2), number(entry["ttft_p99"]["value"], 2),
+                number(entry["gamma"]["value"], 2),
                 *(str(entry[kind]) for kind in ("finished", "refused", "failed", "lost")), memory,
             ]
         )  # fmt: skip
-    columns = [
-        "sessions",
-        "planner",
-        "tokens/s",
-        "95%",
-        "x one session",
-        "95%",
-        "slowest/fastest",
-        "TTFT p50",
-        "TTFT p99",
-    ]
+    columns = ["sessions", "planner", "tokens/s", "95%", "x one session", "95%", "slowest/fastest", "least/most"]
+    columns += ["TTFT p50", "TTFT p99"]
     columns += ["gamma", "finished", "refused", "failed", "lost", "memory"]
     return Table("Sessions at once", columns, cells, "Medians over repeats.")
 
@@ -186,5 +196,6 @@ def headline(document: Mapping[str, Any]) -> str:
     most = max(known, key=lambda entry: (entry["sessions"], entry["arm"] == "edgespec"))
     return (
         f"{most['sessions']} sessions with {most['arm']}: {most['to_one']['value']:.2f} times the tokens a second of "
-        f"one; the slowest has {number(most['fairness']['value'], 2)} of the fastest; {most['lost']} requests lost."
+        f"one; the slowest has {number(most['fairness']['value'], 2)} of the fastest one's pace and the least served "
+        f"{number(most['share']['value'], 2)} of the most served one's tokens; {most['lost']} requests lost."
     )

@@ -31,6 +31,7 @@ from predictor.load.world import Batch, Job, World
 GAMMA_MAX = 8
 WITHIN = 0.1  # of measured throughput: what counts as agreeing
 _DRAFT = "draft"
+_OPEN_LOAD = {"simulated", "arms", "rates", "deadline", "settings", "conditions", "table"}  # of a load.json
 
 Progress = Callable[[int], Any]
 
@@ -189,6 +190,8 @@ def _validate(args: argparse.Namespace, config: Any, out: Path, progress: Progre
     """The measured run's requests, texts and costs; its throughput beside the simulated one."""
     measured_at = Path(args.validate).expanduser()
     measured, stretches = read(measured_at)
+    if not isinstance(measured, dict) or not measured.keys() >= _OPEN_LOAD or not stretches:
+        raise ConfigError(f"{measured_at} has no open load with a finished stretch: --sessions and --soak are none.")
     if measured["simulated"]:
         raise ConfigError(f"{measured_at} was simulated itself: give the folder of a measured run.")
     costs = Costs.read(Path(args.costs).expanduser() if args.costs else measured_at / COSTS)

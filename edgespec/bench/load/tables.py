@@ -30,20 +30,23 @@ def short(document: Row) -> list[Table]:
 
 def verdicts(rows: Sequence[Row], note: str = "") -> Table:
     """Each planner beside no speculation, and beside the best fixed gamma."""
-    cells = []
-    for row in rows:
-        worst = row["worst"]
-        cells.append(
-            [
-                row["arm"], ratio(row["to_none"]), interval(row["to_none"]), row["best_fixed"] or UNKNOWN,
-                ratio(row["to_fixed"]), interval(row["to_fixed"]),
-                UNKNOWN if worst is None else f"{worst['value']:.3f} at {worst['rate']:g}/s",
-            ]
-        )  # fmt: skip
-    text = "Throughput, mean over rates. The best fixed gamma is one for all rates, known only afterwards; the worst "
-    text += "rate is beside the better of it and none there."
-    columns = ["planner", "x none", "95%", "best fixed", "x best fixed", "95%", "worst rate"]
+    cells = [
+        [
+            row["arm"], ratio(row["to_none"]), interval(row["to_none"]), row["best_fixed"] or UNKNOWN,
+            ratio(row["to_fixed"]), interval(row["to_fixed"]), _at_rate(row["worst"]), _at_rate(row["worst_by_rate"]),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    ran = ", ".join(rows[0]["fixed"]) if rows else ""
+    text = f"Throughput, mean over rates. The best fixed gamma is one for all rates, of those that ran ({ran or '-'}), "
+    text += "known only afterwards; the worst rate is beside the better of it and none there. By rate: beside none "
+    text += "and whichever fixed gamma is best at that rate."
+    columns = ["planner", "x none", "95%", "best fixed", "x best fixed", "95%", "worst rate", "worst rate, by rate"]
     return Table("Planners beside no speculation and the best fixed gamma", columns, cells, f"{text} {note}".strip())
+
+
+def _at_rate(worst: Row | None) -> str:
+    return UNKNOWN if worst is None else f"{worst['value']:.3f} at {worst['rate']:g}/s"
 
 
 def throughput(document: Row, note: str = "") -> Table:
@@ -115,12 +118,12 @@ def loop(document: Row, note: str = "") -> Table:
 
 def texts(found: Row | None) -> Table:
     """Whether every text is what the target writes alone."""
-    columns = ["compared", "equal", "near ties", "faults"]
+    columns = ["compared", "equal", "near ties", "faults", "not compared"]
     if found is None:
         return Table("Texts", columns, [])
-    cells = [[str(found[key]) for key in ("compared", "equal", "near_ties", "faults")]]
+    cells = [[str(found[key]) for key in ("compared", "equal", "near_ties", "faults", "uncompared")]]
     text = f"{found['alone']} different requests were made again alone, without drafts; others are compared between "
-    text += "planners. A fault is a difference that is no near tie."
+    text += "planners. A fault is a difference that is no near tie. Not compared: nothing was there to compare with."
     return Table("Texts beside those of the target alone", columns, cells, text)
 
 

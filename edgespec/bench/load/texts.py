@@ -30,41 +30,51 @@ class Difference(NamedTuple):
     right: int | None
 
 
+class Reference(NamedTuple):
+    """The tokens that are expected. of: whose they are (order of its stretch, number); None = the target's, alone."""
+
+    ids: tuple[int, ...]
+    of: tuple[int, int] | None = None
+
+
 def key_of(ask: Ask) -> Key:
     """What the text of a request depends on."""
     return ask.ids, ask.new
 
 
-def reference_of(asks: Mapping[int, Ask], stretches: Iterable[Stretch], arm: str) -> dict[Key, tuple[int, ...]]:
+def reference_of(asks: Mapping[int, Ask], stretches: Iterable[Stretch], arm: str) -> dict[Key, Reference]:
     """The whole answers of one arm, where nobody asked the target alone."""
-    found: dict[Key, tuple[int, ...]] = {}
+    found: dict[Key, Reference] = {}
     for stretch in stretches:
         if stretch.arm == arm:
             for one in stretch.served:
                 if one.outcome == "finished" and one.number in asks:
-                    found.setdefault(key_of(asks[one.number]), one.ids)
+                    found.setdefault(key_of(asks[one.number]), Reference(one.ids, (stretch.order, one.number)))
     return found
 
 
 def differences(
-    stretch: Stretch, asks: Mapping[int, Ask], reference: Mapping[Key, Sequence[int]]
-) -> tuple[int, list[Difference]]:
-    """How many answers were compared, and those that differ. Of an answer that was cut off, what came must be the
-    beginning of the expected one; what nobody expected anything of is not counted."""
-    compared, found = 0, []
+    stretch: Stretch, asks: Mapping[int, Ask], reference: Mapping[Key, Reference]
+) -> tuple[int, int, list[Difference]]:
+    """How many answers were compared, how many had nothing to be compared with (an answer is no check of itself), and
+    those that differ. Of an answer that was cut off, what came must be the beginning of the expected one."""
+    compared, without, found = 0, 0, []
     for one in stretch.served:
+        if not one.ids or one.outcome not in ("finished", "unfinished"):
+            continue
         expected = reference.get(key_of(asks[one.number]))
-        if expected is None or not one.ids or one.outcome not in ("finished", "unfinished"):
+        if expected is None or expected.of == (stretch.order, one.number):
+            without += 1
             continue
         compared += 1
-        at = differs_at(one, expected)
+        at = differs_at(one, expected.ids)
         if at is not None:
-            left, right = (ids[at] if at < len(ids) else None for ids in (one.ids, tuple(expected)))
+            left, right = (ids[at] if at < len(ids) else None for ids in (one.ids, expected.ids))
             before = (*asks[one.number].ids, *one.ids[:at])
             found.append(
                 Difference(stretch.arm, stretch.rate, stretch.repeat, one.number, one.name, at, before, left, right)
             )
-    return compared, found
+    return compared, without, found
 
 
 def differs_at(one: Served, expected: Sequence[int]) -> int | None:

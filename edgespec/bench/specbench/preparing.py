@@ -101,7 +101,6 @@ class Setup:
         """By headers and manifests alone. ConfigError, ModelError, CatalogError, MemoryBudgetError."""
         from edgespec import loading
         from edgespec.memory.budget import parse_budget
-        from edgespec.memory.topology import detect
         from edgespec.models.build import planned_bytes
         from edgespec.models.cpu import usable_threads
         from edgespec.models.weights import open_weights
@@ -130,7 +129,7 @@ class Setup:
             context=whole.context,
             nbytes={True: whole.total, False: bare.total},
             peer_bytes=floats + _PEER_BYTES,
-            room=parse_budget("auto", detect(loading.device_of(config))),
+            room=parse_budget("auto", loading.topology_of(config)),
         )
 
     def arms(self, args: argparse.Namespace, out: Path) -> list[Arm]:

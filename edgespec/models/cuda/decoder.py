@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import partial
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,33 +16,16 @@ from edgespec.models.batching import check_distinct
 from edgespec.models.cuda import step as cuda_step
 from edgespec.models.cuda.draft import MOST_DRAWN, MOST_GUESSES, MOST_PENDING, DraftLoop, Guesses
 from edgespec.models.cuda.graphs import Graphs, TorchCapture
-from edgespec.models.cuda.kv import PagedCache, PagedPool, Tables
+from edgespec.models.cuda.kv import BLOCK, PagedCache, PagedPool
 from edgespec.models.cuda.logits import DeviceLogits
-from edgespec.models.cuda.memory import return_memory
+from edgespec.models.cuda.memory import out_of_memory, return_memory
+from edgespec.models.cuda.staging import Staging
+from edgespec.models.cuda.steps import MOST_SEQUENCES, WIDEST, Checked, Steps, as_array, to_numpy
 from edgespec.models.cuda.weights import load_model
+from edgespec.models.spec import ModelSpec
 from edgespec.models.weights import WeightFile
 
-WIDEST = 16  # tokens of a sequence in a captured step: what the small-M kernels take
-_SEQUENCES = (1, 2, 4, 8, 16)  # a step over several sequences is captured for these
-_WIDTHS = (1, 2, 4, 8, WIDEST)  # and for these widths; for one sequence every width has a graph of its own
 PREFILL_PIECE = 256  # tokens of a longer part that run at once, kernel by kernel
-
-
-class _Step(NamedTuple):
-    """The static tensors of one shape of step: what is written before it, and what it leaves."""
-
-    ids: Tensor
-    starts: Tensor
-    rows: Tensor
-
-
-class _Checked(NamedTuple):
-    """A part that may run: ids int64 [n], how many rows of logits, whether hidden states."""
-
-    ids: npt.NDArray[np.int64]
-    cache: PagedCache
-    logits: int
-    hidden: bool
 
 
 class CudaDecoder:
@@ -77,7 +57,6 @@ class CudaDecoder:
         self.weight_format = "exact" if keep_blocks else str(self.dtype).removeprefix("torch.")
         self.positions = min(positions or self.spec.max_positions, self.spec.max_positions)
         self.keep_blocks = keep_blocks
-        self.batch_slots = 1
         self.form: Hashable = None  # of its weights, see `slots.form_of`
         self.kept = False  # `close` leaves everything for the next draft's weights, until `free`
         self._lock = threading.Lock()
@@ -87,11 +66,14 @@ class CudaDecoder:
                 weights, self.device, self.dtype, keep_blocks=keep_blocks, positions=self.positions + WIDEST
             )
             self.pool = PagedPool(self.spec, self.device, self.dtype, positions=self.positions)
-            self.tables = Tables(1, self.positions, self.pool, self.device)
+            self.staging = Staging(self.device, max(16 * (self.positions // BLOCK + 2), 8 * PREFILL_PIECE))
+            self.steps = Steps(self, 1)
         self.graphs = Graphs(TorchCapture(self.device) if graphs and self.device.type == "cuda" else None)
-        self._steps: dict[tuple[int, int], _Step] = {}
-        self._prepared: list[int] = []  # widths
         self._loops: dict[int, DraftLoop] = {}
+
+    @property
+    def batch_slots(self) -> int:
+        return self.steps.slots
 
     @property
     def nbytes(self) -> int:
@@ -109,7 +91,7 @@ class CudaDecoder:
 
         torch's references work slab by slab, so that another slab is another graph.
         """
-        return 0 if ops.backend(self.device) == "triton" else len(self.pool.slabs)
+        return 0 if ops.backend(self.device) == "triton" else self.pool.changes
 
     def prepare_steps(self, widths: Iterable[int]) -> None:
         """Capture steps of one sequence of these widths, and of the widest, which takes all that lie between.
@@ -119,14 +101,13 @@ class CudaDecoder:
         """
         with self._lock, torch.inference_mode():
             self._check_open()
-            for width in sorted({*widths, WIDEST}) if self.graphs.enabled else ():
-                if 1 <= width <= WIDEST and width not in self._prepared:
-                    step = self._step(1, width)
-                    for tensor in (step.ids, step.starts):
-                        tensor.zero_()
-                    step.rows.fill_(self.tables.empty)
-                    self._run_step(step, width)
-                    self._prepared.append(width)
+            self._prepare(widths)
+
+    def _prepare(self, widths: Iterable[int]) -> None:
+        if self.graphs.enabled:
+            if not self.steps.prepared:
+                self._try_long()
+            self.steps.prepare(widths)
 
     def prepare_guesses(self, real: int) -> None:
         """The same for a draft: its blocks (see `guess`), and how it reads what it missed."""
@@ -134,6 +115,7 @@ class CudaDecoder:
         with self._lock, torch.inference_mode():
             self._check_open()
             if self.graphs.enabled and real not in self._loops:  # weights that were replaced need no other graphs
+                self.steps.settle()
                 self._loop(real).prepare()
 
     def new_cache(self, capacity: int | None = None) -> PagedCache:
@@ -153,18 +135,27 @@ class CudaDecoder:
         return new_pool(self, self._lock, nbytes, sequences, context, most_bytes)
 
     def prepare_batch(self, slots: int) -> int:
-        """Room for the tables of `slots` sequences; 0, the bytes are negligible."""
-        if slots > _SEQUENCES[-1]:
-            raise ModelError(f"{slots} sequences in one forward are too many; {_SEQUENCES[-1]} is the most")
+        """Room for `slots` sequences, and a graph for every shape of their steps, so that no round captures one.
+
+        The bytes are those of tables and logits; what graphs work in is not known.
+        """
+        if slots > MOST_SEQUENCES:
+            raise ModelError(f"{slots} sequences in one forward are too many; {MOST_SEQUENCES} is the most")
         with self._lock, torch.inference_mode():
-            prepared = list(self._prepared)
-            if slots > self.batch_slots:
-                self.tables = Tables(slots, self.positions, self.pool, self.device)
-                self._forget_graphs()
-                self.batch_slots = slots
-        if prepared:
-            self.prepare_steps(prepared)
-        return 0
+            if slots > self.batch_slots or slots == 1 < self.batch_slots:
+                self._check_open()
+                before = self.steps
+                try:
+                    self._forget_graphs()
+                    self.steps = Steps(self, slots)
+                    self._prepare(before.prepared)
+                except Exception as error:
+                    if not out_of_memory(error):
+                        raise
+                    self._forget_graphs()
+                    self.steps = Steps(self, 1)
+                    raise ModelError(f"there is no memory for steps of {slots} sequences: {error}") from error
+            return 0 if self.batch_slots == 1 else self.steps.nbytes
 
     def forward(
         self, tokens: Sequence[int], cache: KVCache, *, logits: int | None = None, hidden: bool = False
@@ -182,16 +173,13 @@ class CudaDecoder:
             for place, part in enumerate(checked):
                 if place not in short:
                     outputs[place] = self._long(part)
-            for at in range(0, len(short), self.batch_slots):
-                places = short[at : at + self.batch_slots]
-                for place, output in zip(places, self._short([checked[place] for place in places])):
-                    # What the next step would overwrite is fetched before it runs.
-                    outputs[place] = output if at + len(places) == len(short) else _fetched(output)
+            for place, output in zip(short, self.steps.run([checked[place] for place in short])):
+                outputs[place] = output
             for part in checked:  # last of all: what failed before leaves the caches as they were
                 part.cache.length += len(part.ids)
             return [output for output in outputs if output is not None]
 
-    def _checked(self, parts: Sequence[Part]) -> list[_Checked]:
+    def _checked(self, parts: Sequence[Part]) -> list[Checked]:
         check_distinct(parts)
         checked = []
         for tokens, cache, logits, hidden in parts:
@@ -205,7 +193,7 @@ class CudaDecoder:
             rows = len(ids) if logits is None else logits
             if not 0 <= rows <= len(ids):
                 raise ValueError(f"asked for logits of the last {rows} of {len(ids)} tokens")
-            checked.append(_Checked(ids.astype(np.int64), cache, rows, hidden))
+            checked.append(Checked(ids.astype(np.int64), cache, rows, hidden))
         return checked
 
     def guess(
@@ -227,6 +215,7 @@ class CudaDecoder:
             if len(pending) > MOST_PENDING or gamma > (MOST_DRAWN if temperature > 0 else MOST_GUESSES):
                 return None
             loop = self._loop(real)
+            self.steps.settle()
             cache.reserve(cache.length + len(pending) + gamma - 1)
             guesses = loop.guess(cache, pending, gamma, temperature=temperature, uniforms=uniforms)
             cache.length += len(pending) + gamma - 1
@@ -245,8 +234,9 @@ class CudaDecoder:
             return self.embed(ids)
         return self._looked_up(ids, lambda at: cuda_step.weight_rows(self.model.head, at, self.dtype))
 
-    def reopen(self) -> None:
-        """Run again, with the weights that were put in place of the old ones."""
+    def reopen(self, spec: ModelSpec) -> None:
+        """Run again, with the weights that were put in place of the old ones; their `spec` has the same shapes."""
+        self.spec = spec
         self._closed = False
 
     def close(self) -> None:
@@ -265,91 +255,45 @@ class CudaDecoder:
             self._freed = True
             self._forget_graphs()
             self.pool.close()
-            del self.model, self.tables
+            del self.model
         return_memory(self.device)
 
     def _forget_graphs(self) -> None:
         self.graphs.forget()
-        self._steps.clear()
         self._loops.clear()
-        self._prepared.clear()
 
     def trim(self) -> None:
-        """Hand memory that is cached for later back to the device: somebody is short of it."""
+        """Hand slabs without a sequence and memory that is cached for later back: somebody is short of it."""
+        with self._lock:
+            self.pool.trim()
         return_memory(self.device)
 
-    def _long(self, part: _Checked) -> ForwardOutput:
+    def _long(self, part: Checked) -> ForwardOutput:
         """A piece of a prompt, a few hundred tokens at a time, launched kernel by kernel: there the work hides it."""
         ids, start, total = part.ids, part.cache.length, len(part.ids)
         kept: list[Tensor] = []
         keep = total if part.hidden else part.logits
-        row = self.tables.place([part.cache])
-        blocks, distances = self.tables.blocks[row], self.tables.distances[row]
+        row = self.steps.tables.place([part.cache])[0]
+        blocks, distances = self.steps.tables.blocks[row : row + 1], self.steps.tables.distances[row : row + 1]
         for begin in range(0, total, PREFILL_PIECE):
-            piece = torch.from_numpy(ids[begin : begin + PREFILL_PIECE]).to(self.device)
-            starts = torch.tensor([start + begin], device=self.device)
+            piece = self.staging.placed(ids[begin : begin + PREFILL_PIECE])
+            starts = self.staging.placed(np.array([start + begin]))
             width = piece.shape[0]
             states = cuda_step.run(
                 self.model, self.pool, piece, starts, blocks, distances, width, span=start + begin + width
             )
             kept.append(states[max(0, total - keep - begin) :])
         states = torch.cat(kept)
-        rows = cuda_step.logits(self.model, states[len(states) - part.logits :])
-        hidden = _to_numpy(states[len(states) - total :]) if part.hidden else None
-        return ForwardOutput(_lazy(rows, cuda_step.best(rows)), hidden)
+        rows = cuda_step.logits(self.model, states[len(states) - part.logits :], prompt=True)
+        hidden = to_numpy(states[len(states) - total :]) if part.hidden else None
+        return ForwardOutput(as_array(DeviceLogits(rows, cuda_step.best(rows))), hidden)
 
-    def _short(self, parts: Sequence[_Checked]) -> list[ForwardOutput]:
-        """Parts of at most `WIDEST` tokens in one captured step: filled up to the next shape there is a graph for."""
-        widest = max(len(part.ids) for part in parts)
-        sequences = next(count for count in _SEQUENCES if count >= len(parts))
-        if sequences == 1:  # as narrow as there is a graph for; where none is prepared, a new one of that very width
-            width = min((count for count in self._prepared if count >= widest), default=widest)
-        else:
-            width = next(count for count in _WIDTHS if count >= widest)
-        step = self._step(sequences, width)
-        self._fill(step, parts, width)
-        states, rows, best = self._run_step(step, width)
-        hidden = _to_numpy(states) if any(part.hidden for part in parts) else None
-        outputs = []
-        for index, part in enumerate(parts):
-            end = index * width + len(part.ids)
-            last = slice(end - part.logits, end)
-            own = None if hidden is None or not part.hidden else hidden[index * width : end]
-            outputs.append(ForwardOutput(_lazy(rows[last], best[last]), own))
-        return outputs
-
-    def _run_step(self, step: _Step, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Final hidden states, logits and best tokens of a step whose inputs are written."""
-
-        def body() -> tuple[Tensor, Tensor, Tensor]:
-            tables = self.tables
-            blocks, distances = tables.blocks[step.rows], tables.distances[step.rows]
-            states = cuda_step.run(self.model, self.pool, step.ids, step.starts, blocks, distances, width)
-            rows = cuda_step.logits(self.model, states)
-            return states, rows, cuda_step.best(rows)
-
-        made: tuple[Tensor, Tensor, Tensor] = self.graphs.run((len(step.starts), width, self.growth), body)
-        return made
-
-    def _step(self, sequences: int, width: int) -> _Step:
-        step = self._steps.get((sequences, width))
-        if step is None:
-            zeros = partial(torch.zeros, device=self.device, dtype=torch.int64)
-            step = _Step(zeros(sequences * width), zeros(sequences), zeros(sequences))
-            self._steps[sequences, width] = step
-        return step
-
-    def _fill(self, step: _Step, parts: Sequence[_Checked], width: int) -> None:
-        """Write a step's inputs. Sequences that only fill the shape up write to the scratch block, from position 0."""
-        count = len(step.starts)
-        ids = np.zeros((count, width), np.int64)
-        starts = np.zeros(count, np.int64)
-        rows = np.full(count, self.tables.empty, np.int64)
-        for index, (part, row) in enumerate(zip(parts, self.tables.place([part.cache for part in parts]))):
-            ids[index, : len(part.ids)] = part.ids
-            starts[index], rows[index] = part.cache.length, row
-        for tensor, values in ((step.ids, ids.reshape(-1)), (step.starts, starts), (step.rows, rows)):
-            tensor.copy_(torch.from_numpy(values), non_blocking=True)  # staged at once; nobody waits for the device
+    def _try_long(self) -> None:
+        """A short prompt that nobody asked for: kernels that only prompts take are compiled."""
+        count = min(WIDEST + 1, self.positions)
+        cache = self.new_cache(count)
+        cache.reserve(count)
+        self._long(Checked(np.zeros(count, np.int64), cache, 1, False))
 
     def _looked_up(self, ids: Sequence[int], rows: Callable[[Tensor], Tensor]) -> FloatArray:
         at = np.asarray(ids, np.int64)
@@ -357,7 +301,7 @@ class CudaDecoder:
             raise ValueError(f"token ids must be in 0..{self.spec.vocab_size - 1}, got {at.min()}..{at.max()}")
         with self._lock, torch.inference_mode():
             self._check_open()
-            return _to_numpy(rows(torch.from_numpy(at).to(self.device)))
+            return to_numpy(rows(torch.from_numpy(at).to(self.device)))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -369,16 +313,3 @@ def _there(device: str | torch.device) -> torch.device:
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError('device "cuda" was asked for, but torch finds no CUDA device here; use device "cpu"')
     return chosen
-
-
-def _lazy(rows: Tensor, best: Tensor) -> FloatArray:
-    """The rows as what callers index like an array."""
-    return DeviceLogits(rows, best)  # type: ignore[return-value]
-
-
-def _fetched(output: ForwardOutput) -> ForwardOutput:
-    return ForwardOutput(np.array(output.logits), output.hidden)
-
-
-def _to_numpy(tensor: Tensor) -> FloatArray:
-    return tensor.float().cpu().numpy()

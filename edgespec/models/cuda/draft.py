@@ -35,8 +35,12 @@ class Guesses(NamedTuple):
 
 
 class _Static(NamedTuple):
-    """What the graphs read and write. place: the guess that is made; base + place: the position of its row."""
+    """What the graphs read and write. place: the guess that is made; base + place: the position of its row.
 
+    begin: base, row and the pending tokens in one, for one copy from the host.
+    """
+
+    begin: Tensor  # int64 [2 + MOST_PENDING]
     pending: tuple[Tensor, ...]  # by width, int64 [width]
     base: Tensor
     row: Tensor
@@ -59,9 +63,10 @@ class DraftLoop:
         self._real = min(real, decoder.spec.vocab_size)
         zeros = partial(torch.zeros, device=decoder.device)
         whole = partial(zeros, dtype=torch.int64)
+        begin = whole(2 + MOST_PENDING)
         self._static = _Static(
-            tuple(whole(width) for width in range(1, MOST_PENDING + 1)),
-            whole(1), whole(1), whole(1), torch.ones(1, device=decoder.device),
+            begin, tuple(begin[2 : 2 + width] for width in range(1, MOST_PENDING + 1)),
+            begin[:1], begin[1:2], whole(1), torch.ones(1, device=decoder.device),
             zeros(MOST_DRAWN, dtype=torch.float64), whole(MOST_GUESSES),
         )  # fmt: skip
         self._laws: Tensor | None = None  # float32 [MOST_DRAWN, real], made when somebody samples
@@ -84,26 +89,24 @@ class DraftLoop:
         static, sampled = self._static, temperature > 0
         if sampled:
             static.temperature.fill_(temperature)
-            drawn = torch.tensor(list(uniforms), dtype=torch.float64)
-            static.uniforms[:gamma].copy_(drawn, non_blocking=True)
-        self._run(pending, cache.length, self._decoder.tables.place([cache])[0], gamma, sampled)
+            self._decoder.staging.write(static.uniforms[:gamma], np.asarray(uniforms, np.float64))
+        self._run(pending, cache.length, self._decoder.steps.tables.place([cache])[0], gamma, sampled)
         laws = self._laws[:gamma].cpu().numpy() if self._laws is not None and sampled else None
-        return Guesses(static.tokens[:gamma].tolist(), laws)  # the block's one look at the device
+        return Guesses(static.tokens[:gamma].tolist(), laws)  # the look that waits for the device
 
     def prepare(self) -> None:
         """Capture what blocks are made of, by guessing into the scratch block."""
         for sampled in (False, True):
             for width in range(1, MOST_PENDING + 1):
-                self._run([0] * width, 0, self._decoder.tables.empty, 1 + (width == 1), sampled)
+                self._run([0] * width, 0, self._decoder.steps.tables.empty, 1 + (width == 1), sampled)
 
     def _run(self, pending: Sequence[int], start: int, row: int, gamma: int, sampled: bool) -> None:
-        """Launches only: nothing is read on the host."""
+        """Launches only: nothing is read on the host, and what goes to the device goes through pinned memory."""
         static, graphs, width = self._static, self._decoder.graphs, len(pending)
         if sampled and self._laws is None:
             self._laws = torch.zeros((MOST_DRAWN, self._real), device=self._decoder.device)
-        static.pending[width - 1].copy_(torch.tensor(list(pending)), non_blocking=True)
-        static.base.fill_(start + width - 1)
-        static.row.fill_(row)
+        begin = np.array([start + width - 1, row, *pending], np.int64)
+        self._decoder.staging.write(static.begin[: 2 + width], begin)
         kind = (sampled, self._real, self._decoder.growth)
         for place in range(gamma):
             static.place.fill_(place)
@@ -115,7 +118,8 @@ class DraftLoop:
     def _guess(self, width: int | None, sampled: bool) -> tuple[Tensor, ...]:
         """One guess. width: of the pending tokens that it follows, None = it follows the guess before it."""
         static, decoder = self._static, self._decoder
-        blocks, distances = decoder.tables.blocks[static.row], decoder.tables.distances[static.row]
+        tables = decoder.steps.tables
+        blocks, distances = tables.blocks[static.row], tables.distances[static.row]
         if width is None:  # a damaged row (-1) must not reach the embedding
             ids = static.tokens.index_select(0, static.place - 1).clamp(min=0)
             starts = static.base + static.place

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
-from edgespec.models.cuda.memory import out_of_memory
+from edgespec.models.cuda.memory import exclusive, out_of_memory
 
 _log = logging.getLogger(__name__)
 
@@ -25,9 +25,15 @@ class Capture(Protocol):
 
     def __call__(self, body: Body) -> tuple[Any, Replay]: ...
 
+    def renew(self) -> None:
+        """All graphs were dropped; tensors that they gave may still be in somebody's hands."""
+
 
 class TorchCapture:
-    """Captures on `device`; all graphs share one memory pool, so that they take the memory of the largest."""
+    """Captures on `device`; all graphs share one memory pool, so that they take the memory of the largest.
+
+    So one graph's replay may overwrite what another one gave: see `DeviceLogits.keep`.
+    """
 
     def __init__(self, device: Any) -> None:
         import torch
@@ -35,28 +41,37 @@ class TorchCapture:
         self._torch = torch
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    def renew(self) -> None:
+        # torch refuses to capture into a pool whose graphs are gone while a tensor of it lives.
+        self._pool = self._torch.cuda.graph_pool_handle()
 
     def __call__(self, body: Body) -> tuple[Any, Replay]:
         torch = self._torch
         with torch.cuda.device(self._device):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(_WARM_UPS):
-                    body()
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            # thread_local: the loader's thread may copy weights meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                result = body()
+            before, stream = torch.cuda.current_stream(), self._stream
+            try:
+                stream.wait_stream(before)
+                with torch.cuda.stream(stream):
+                    for _ in range(_WARM_UPS):
+                        body()
+                before.wait_stream(stream)
+                graph = torch.cuda.CUDAGraph()
+                # thread_local: the loader's thread may copy weights meanwhile.
+                with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                    result = body()
+            finally:  # torch does not come back to it if the capture's end fails
+                torch.cuda.set_stream(before)
         return result, graph.replay
 
 
 class Graphs:
     """The captured steps of one decoder, by key (what the shapes depend on).
 
-    capture: None = every call runs its body, as on the CPU. After a capture that failed all calls do, with one warning:
-    speed is lost, never text. Memory that ran out is the exception: it is passed on, for the working set to shrink.
+    capture: None = every call runs its body, as on the CPU. After a capture that failed twice all calls do, with one
+    warning: speed is lost, never text. Memory that ran out is the exception: it is passed on, for the working set to
+    shrink. A capture waits for one of another thread.
     """
 
     def __init__(self, capture: Capture | None) -> None:
@@ -90,17 +105,23 @@ class Graphs:
     def _try(self, key: Hashable, body: Body) -> tuple[Any, Replay] | None:
         if self._capture is None:
             return None
-        try:
-            known = self._captured[key] = self._capture(body)
-        except Exception as error:  # drivers, Triton and torch raise whatever they like here
-            if out_of_memory(error):
-                raise
-            _log.warning("CUDA graphs are not used, each step is launched kernel by kernel (slow): %s", error)
-            self.forget()
-            self._capture = None
-            return None
-        return known
+        for last in (False, True):  # what another library did to the device meanwhile is over the second time
+            try:
+                with exclusive:
+                    known = self._captured[key] = self._capture(body)
+                return known
+            except Exception as error:  # drivers, Triton and torch raise whatever they like here
+                if out_of_memory(error):
+                    raise
+                if last:
+                    _log.warning("CUDA graphs are not used, each step is launched kernel by kernel (slow): %s", error)
+        self.forget()
+        self._capture = None
+        return None
 
     def forget(self) -> None:
         """Drop all graphs: what they read has moved. The next calls capture anew."""
-        self._captured.clear()
+        with exclusive:
+            self._captured.clear()
+            if self._capture is not None:
+                self._capture.renew()

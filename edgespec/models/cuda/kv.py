@@ -7,14 +7,19 @@ address. So one graph serves every sequence, at every length.
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import threading
+from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from edgespec.errors import ModelError
 from edgespec.kernels.paged import ALIGNED
+from edgespec.models.cuda.staging import Staging
 from edgespec.models.spec import ModelSpec
 
 BLOCK = 64  # positions
@@ -27,6 +32,9 @@ class PagedPool:
 
     A slab is one tensor [2 (keys, values), layers, blocks, kv_heads, BLOCK, head_dim]; all slabs have the same shape,
     so a block's distance from the first slab's is the same for every layer, and for keys and values.
+
+    Blocks are taken and given back from any thread, also by the collector, in the middle of taking one: what comes back
+    waits in `_returned`, which needs no lock.
     """
 
     def __init__(
@@ -51,7 +59,10 @@ class PagedPool:
         self._device = device
         self._dtype = dtype
         self._slabs: list[Tensor] = []
-        self._free: list[int] = []
+        self._free: list[int] = []  # a heap: the lowest are taken first, so that the last slabs empty
+        self._returned: deque[Sequence[int]] = deque()
+        self._lock = threading.Lock()
+        self.changes = 0  # how often `slabs` became others
         # Where rows write that are there only to fill a shape up; nobody reads it.
         self.scratch = self.take()
 
@@ -83,19 +94,50 @@ class PagedPool:
 
     def take(self) -> int:
         """A free block; a slab is appended if there is none. Raises what the device raises when memory is out."""
-        if not self._free:
-            first = len(self._slabs) * self._shape[2]
-            # Zeros: a masked position has weight 0, and 0 times a leftover NaN is NaN.
-            self._slabs.append(torch.zeros(self._shape, device=self._device, dtype=self._dtype))
-            self._free = list(range(first + self._shape[2] - 1, first - 1, -1))
-        return self._free.pop()
+        with self._lock:
+            self._collect()
+            if not self._free:
+                first = len(self._slabs) * self._shape[2]
+                # Zeros: a masked position has weight 0, and 0 times a leftover NaN is NaN.
+                self._slabs.append(torch.zeros(self._shape, device=self._device, dtype=self._dtype))
+                self.changes += 1
+                for block in range(first, first + self._shape[2]):
+                    heapq.heappush(self._free, block)
+            return heapq.heappop(self._free)
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        self._free.extend(reversed(blocks))
+        self._returned.append(blocks)
+
+    def trim(self, spare: int = 0) -> int:
+        """Drop the last slabs, all but `spare` of those of which no block is in use; returns their bytes.
+
+        Other blocks stay where they are, so tables and graphs that follow them stay right. No step may run meanwhile.
+        """
+        with self._lock:
+            self._collect()
+            count, free = self._shape[2], set(self._free)
+            kept = len(self._slabs)
+            while kept and free.issuperset(range((kept - 1) * count, kept * count)):
+                kept -= 1
+            kept = min(kept + spare, len(self._slabs))
+            dropped = sum(slab.nbytes for slab in self._slabs[kept:])
+            if dropped:
+                del self._slabs[kept:]
+                self._free = [block for block in self._free if block < kept * count]
+                heapq.heapify(self._free)
+                self.changes += 1
+            return dropped
+
+    def _collect(self) -> None:
+        while self._returned:
+            for block in self._returned.popleft():
+                heapq.heappush(self._free, block)
 
     def close(self) -> None:
-        self._slabs.clear()
-        self._free.clear()
+        with self._lock:
+            self._slabs.clear()
+            self._free.clear()
+            self._returned.clear()
 
 
 class PagedCache:
@@ -147,8 +189,8 @@ class PagedCache:
         self._blocks_of.give_back(blocks)
 
     def __del__(self) -> None:
-        if self.blocks:
-            self.release()
+        if self.blocks:  # whatever thread collects it may hold any lock
+            PagedCache.release(self)
 
 
 class Tables:
@@ -158,14 +200,20 @@ class Tables:
     block. A sequence keeps its row while it is in use, so a step usually copies nothing but lengths and tokens.
     """
 
-    def __init__(self, rows: int, positions: int, pool: PagedPool, device: torch.device) -> None:
+    def __init__(self, rows: int, positions: int, pool: PagedPool, device: torch.device, staging: Staging) -> None:
         self._pool = pool
-        shape = (rows + 1, -(-positions // pool.block) + 1)
+        self._staging = staging
         self.empty = rows  # the row that names nothing but the scratch block
-        self.blocks = torch.full(shape, pool.scratch, device=device, dtype=torch.int64)
-        self.distances = torch.full(shape, pool.distance(pool.scratch), device=device, dtype=torch.int64)
+        shape = (rows + 1, 2, -(-positions // pool.block) + 1)
+        self._both = torch.full(shape, pool.scratch, device=device, dtype=torch.int64)
+        self.blocks, self.distances = self._both.unbind(1)
+        self.distances.fill_(pool.distance(pool.scratch))
         self._held: list[tuple[int, int] | None] = [None] * rows  # (serial of a cache, its `changed`)
         self._used: list[int] = list(range(rows))  # rows, the one that was not used for longest first
+
+    @property
+    def nbytes(self) -> int:
+        return self._both.nbytes
 
     def place(self, caches: Sequence[PagedCache]) -> list[int]:
         """The row of each cache; copies what the device does not know yet."""
@@ -182,12 +230,12 @@ class Tables:
 
     def _write(self, row: int, cache: PagedCache) -> None:
         self._held[row] = None
-        for tensor, scratch, numbers in (
-            (self.blocks, self._pool.scratch, cache.blocks),
-            (self.distances, self._pool.distance(self._pool.scratch), [self._pool.distance(b) for b in cache.blocks]),
-        ):
-            filled = numbers + [scratch] * (tensor.shape[1] - len(numbers))
-            tensor[row].copy_(torch.tensor(filled, dtype=torch.int64), non_blocking=True)
+        pool, count = self._pool, len(cache.blocks)
+        values = np.empty(self._both.shape[1:], np.int64)
+        values[0], values[1] = pool.scratch, pool.distance(pool.scratch)
+        values[0, :count] = cache.blocks
+        values[1, :count] = [pool.distance(block) for block in cache.blocks]
+        self._staging.write(self._both[row], values)
         self._held[row] = (cache.serial, cache.changed)
 
     def _row_of(self, cache: PagedCache, wanted: set[int]) -> int:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
+
+# Held by a thread that captures a graph, or does what would break another thread's capture: a process may have one at a
+# time, and no memory is given back meanwhile. A decoder's lock comes before it.
+exclusive = threading.RLock()
 
 # Lower case. On Jetson, torch asks NVML for details when an allocation fails; Orin has no NVML, so the assert about it
 # is what "out of memory" looks like there (pytorch issue 185240). NvMap is Tegra's allocator: error 12 is ENOMEM.
@@ -45,7 +50,8 @@ def return_memory(device: Any) -> None:
         import torch
 
         gc.collect()  # tensors in a cycle hold their memory
-        torch.cuda.empty_cache()
+        with exclusive:
+            torch.cuda.empty_cache()
 
 
 def start() -> bool:

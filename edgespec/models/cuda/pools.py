@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from edgespec.models.base import KVPool
 from edgespec.models.cuda.kv import PagedCache
+from edgespec.models.cuda.memory import return_memory
 from edgespec.models.plain_kv import PlainPool, PlainSequence
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ def new_pool(
     owner: CudaDecoder, lock: threading.Lock, nbytes: int, sequences: int, context: int, most_bytes: int | None
 ) -> KVPool:
     """A `KVPool` over caches of `owner`."""
-    return PlainPool(
+    return PagedKVPool(
+        owner,
         lambda: PlainPagedCache(owner, owner.pool, context, owner.position_bytes),
         lock,
         nbytes,
@@ -31,6 +33,39 @@ def new_pool(
         context=context,
         most_bytes=most_bytes,
     )
+
+
+class PagedKVPool(PlainPool):
+    """A `PlainPool` that gives the decoder's slabs back when the sequences that filled them are over.
+
+    One is spared, for the next sequence; `shrink` gives that back too. What runs keeps its place, so a slab stays as
+    long as one block of it is in use.
+    """
+
+    def __init__(self, owner: CudaDecoder, make: Callable[[], Any], lock: threading.Lock, *sizes: Any, **more: Any):
+        super().__init__(make, lock, *sizes, **more)
+        self._owner = owner
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device: all slabs of the decoder, and the copies of what finished texts left."""
+        return self._owner.pool.nbytes + self.stats.cached * self.block_bytes
+
+    def shrink(self, nbytes: int) -> int:
+        given = super().shrink(nbytes)
+        if given:
+            self.trim()
+            return_memory(self._owner.device)
+        return given
+
+    def close(self) -> None:
+        super().close()
+        self.trim()
+
+    def trim(self, spare: int = 0) -> None:
+        """Drop slabs of which nothing is in use."""
+        with self._decoder_lock:
+            self._owner.pool.trim(spare)
 
 
 class PlainPagedCache(PlainSequence, PagedCache):
@@ -50,8 +85,11 @@ class PlainPagedCache(PlainSequence, PagedCache):
         self.length = end
 
     def release(self, ids: Sequence[int] = ()) -> None:
+        pool = self._pool
         super().release(ids)
         PagedCache.release(self)
+        if isinstance(pool, PagedKVPool):
+            pool.trim(spare=1)
 
     def _piece(self, begin: int, end: int) -> Tensor:
         """A view of positions that lie in one block."""

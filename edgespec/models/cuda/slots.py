@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +20,7 @@ from edgespec.errors import ModelError
 from edgespec.kernels.reference import Weight
 from edgespec.kernels.weights import QuantisedTorch
 from edgespec.models.cuda.decoder import CudaDecoder
+from edgespec.models.cuda.staging import Event, Ring
 from edgespec.models.cuda.weights import load_model
 from edgespec.models.weights import WeightFile
 
@@ -34,9 +37,13 @@ class Place(Protocol):
 
 
 def form_of(weights: WeightFile, keep_blocks: bool) -> Hashable:
-    """What two checkpoints must share for one to take the other's place, known from headers alone."""
-    kinds = tuple((name, weights.shape(name), weights.kind(name) if keep_blocks else "") for name in weights.names())
-    return weights.spec, keep_blocks, tuple(sorted(kinds))
+    """What two checkpoints must share for one to take the other's place, known from headers alone.
+
+    Which ids end a text, and how long one may be, changes no tensor.
+    """
+    spec = replace(weights.spec, bos_token_id=None, eos_token_ids=(), max_positions=1)
+    forms = ((name, weights.shape(name), str(weights.layout(name)) if keep_blocks else "") for name in weights.names())
+    return spec, keep_blocks, tuple(sorted(forms))
 
 
 def load_into(
@@ -52,19 +59,19 @@ def load_into(
     keeps what is returned; closing that only ends its use. pause: called between two pieces; what it raises ends the
     load, and the slot may be filled again.
     """
-    there = place.kept
-    if there is not None and (there.positions, there.form) != (positions, form_of(weights, there.keep_blocks)):
+    there: CudaDecoder | None = place.kept
+    if there is not None:
+        if (there.positions, there.form) == (positions, form_of(weights, there.keep_blocks)):
+            with suppress(ModelError):  # headers do not tell everything, such as how wide scales are
+                refill(there, weights, pause)
+                there.reopen(weights.spec)
+                return there
         place.kept = None
         there.free()
-        there = None
-    if there is None:
-        made = build()
-        made.form, made.kept = form_of(weights, made.keep_blocks), True
-        place.kept = made
-        return made
-    refill(there, weights, pause)
-    there.reopen()
-    return there  # type: ignore[no-any-return]
+    made = build()
+    made.form, made.kept = form_of(weights, made.keep_blocks), True
+    place.kept = made
+    return made
 
 
 def refill(decoder: CudaDecoder, weights: WeightFile, pause: Pause = lambda: None) -> None:
@@ -74,7 +81,7 @@ def refill(decoder: CudaDecoder, weights: WeightFile, pause: Pause = lambda: Non
     ModelError if a tensor has another form than the one it replaces.
     """
     copier = _Copier(decoder.device, pause)
-    with torch.inference_mode():
+    with torch.inference_mode(), copier:
         targets = _in_order(decoder)
         load_model(
             weights,
@@ -82,9 +89,8 @@ def refill(decoder: CudaDecoder, weights: WeightFile, pause: Pause = lambda: Non
             decoder.dtype,
             keep_blocks=decoder.keep_blocks,
             positions=1,
-            sink=lambda weight: copier.replace(next(targets), weight),
+            sink=lambda weight: copier.replace(next(targets, None), weight),
         )
-        copier.finish()
 
 
 def _in_order(decoder: CudaDecoder) -> Iterator[Weight]:
@@ -106,22 +112,32 @@ def _in_order(decoder: CudaDecoder) -> Iterator[Weight]:
 
 
 class _Copier:
-    """Copies through a ring of pinned buffers on a side stream; on the CPU, directly."""
+    """Copies through a ring of pinned buffers on a side stream, behind what the thread's own stream has to do.
+
+    At its end as a context no copy is under way, however it ends: the next load has another stream, and an old piece
+    must not fall on a new one.
+    """
 
     def __init__(self, device: torch.device, pause: Pause) -> None:
-        self._device = device
         self._pause = pause
-        self._ring: list[Tensor] = []
-        self._done: list[torch.cuda.Event] = []
-        self._stream: torch.cuda.Stream | None = None
-        self._turn = 0
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)
-            self._ring = [torch.empty(RING_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-            self._done = [torch.cuda.Event() for _ in range(2)]
+        self._ring = Ring(device, RING_BYTES, 2)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def replace(self, target: Weight, source: Weight) -> Weight:
-        for old, new in zip(_tensors(target), _tensors(source), strict=True):
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+
+    def __exit__(self, kind: object, _error: object, _trace: object) -> None:
+        if kind is None:
+            self._ring.finish(self._await)
+        else:  # two pieces at most: a matter of milliseconds
+            self._ring.finish()
+
+    def replace(self, target: Weight | None, source: Weight) -> Weight:
+        olds, news = [] if target is None else _tensors(target), _tensors(source)
+        if target is None or len(olds) != len(news):
+            raise ModelError(f"a weight of {len(news)} tensors cannot take the place of one of {len(olds)}")
+        for old, new in zip(olds, news):
             if old.shape != new.shape or old.dtype != new.dtype:
                 raise ModelError(
                     f"a weight of {new.dtype} {list(new.shape)} cannot take the place of {old.dtype} {list(old.shape)}"
@@ -131,29 +147,20 @@ class _Copier:
 
     def _copy(self, target: Tensor, source: Tensor) -> None:
         self._pause()
-        if self._stream is None:
-            target.copy_(source)
-            return
         into, out = target.view(-1).view(torch.uint8), source.contiguous().view(-1).view(torch.uint8)
         for begin in range(0, out.numel(), RING_BYTES):
             piece = out[begin : begin + RING_BYTES]
-            buffer, done = self._ring[self._turn], self._done[self._turn]
-            self._await(done)
-            buffer[: piece.numel()].copy_(piece)
-            with torch.cuda.stream(self._stream):
-                into[begin : begin + piece.numel()].copy_(buffer[: piece.numel()], non_blocking=True)
-                done.record(self._stream)
-            self._turn = 1 - self._turn
+            buffer = self._ring.next(self._await)[: piece.numel()]
+            buffer.copy_(piece)
+            with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+                into[begin : begin + piece.numel()].copy_(buffer, non_blocking=True)
+                self._ring.sent(self._stream)
 
-    def _await(self, event: torch.cuda.Event) -> None:
+    def _await(self, event: Event) -> None:
         """Polled, not waited for: this thread may be called off, and must not hold the driver's lock meanwhile."""
         while not event.query():
             self._pause()
             time.sleep(_POLL_SECONDS)
-
-    def finish(self) -> None:
-        for event in self._done:
-            self._await(event)
 
 
 def _tensors(weight: Weight) -> list[Tensor]:

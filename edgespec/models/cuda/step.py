@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,6 +13,16 @@ from edgespec.kernels.paged import PagedLayer
 from edgespec.kernels.weights import QuantisedTorch
 from edgespec.models.cuda.kv import PagedPool
 from edgespec.models.cuda.weights import CudaModel, Linear
+
+
+class _How(NamedTuple):
+    """Of products, see `ops.linear`."""
+
+    same_bits: bool = True
+    prompt: bool = False
+
+
+_STEP = _How()
 
 
 def run(
@@ -32,17 +44,18 @@ def run(
     same_bits: see `ops.linear`; a draft's guesses do without.
     """
     spec, epsilon = model.spec, model.spec.rms_norm_eps
+    how = _How(same_bits, prompt=span is not None)
     branch, residual = embed(model, ids), None
     for index, layer in enumerate(model.layers):
         kv = PagedLayer(pool.keys(index), pool.values(index), blocks, distances, starts)
         normed, residual = ops.rms_norm(branch, layer.input_norm, epsilon, residual)
         norms = None if layer.head_norms is None else (*layer.head_norms, epsilon)
         queries = ops.rotary_and_write(
-            product(normed, layer.qkv, same_bits), model.cos, model.sin, kv, width, spec.num_heads, norms=norms
+            product(normed, layer.qkv, how), model.cos, model.sin, kv, width, spec.num_heads, norms=norms
         )
         attended = ops.attention(queries, kv, width, spec.windows[index], span=span)
-        normed, residual = ops.rms_norm(product(attended, layer.output, same_bits), layer.mlp_norm, epsilon, residual)
-        branch = product(gated(normed, layer.gate_up, same_bits), layer.down, same_bits)
+        normed, residual = ops.rms_norm(product(attended, layer.output, how), layer.mlp_norm, epsilon, residual)
+        branch = product(gated(normed, layer.gate_up, how), layer.down, how)
     return ops.rms_norm(branch, model.norm, epsilon, residual)[0]
 
 
@@ -53,9 +66,9 @@ def embed(model: CudaModel, ids: Tensor) -> Tensor:
     return F.embedding(ids, model.embedding)
 
 
-def logits(model: CudaModel, hidden: Tensor, *, same_bits: bool = True) -> Tensor:
+def logits(model: CudaModel, hidden: Tensor, *, same_bits: bool = True, prompt: bool = False) -> Tensor:
     """float32 [n, vocab_size] of final hidden states [n, hidden_size]."""
-    return product(hidden, model.head, same_bits).float()
+    return product(hidden, model.head, _How(same_bits, prompt)).float()
 
 
 def best(rows: Tensor) -> Tensor:
@@ -75,17 +88,18 @@ def weight_rows(linear: Linear, ids: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.gather(ids, dtype) if isinstance(weight, QuantisedTorch) else weight[ids]
 
 
-def product(x: Tensor, linear: Linear, same_bits: bool = True) -> Tensor:
+def product(x: Tensor, linear: Linear, how: _How = _STEP) -> Tensor:
     """x [n, K] times a weight [N, K] transposed, plus its bias: [n, N]."""
     if len(linear.parts) == 1:
-        return ops.linear(x, linear.parts[0], bias=linear.bias, same_bits=same_bits)
-    result = torch.cat([ops.linear(x, part, same_bits=same_bits) for part in linear.parts], dim=-1)
+        return ops.linear(x, linear.parts[0], bias=linear.bias, same_bits=how.same_bits, prompt=how.prompt)
+    parts = [ops.linear(x, part, same_bits=how.same_bits, prompt=how.prompt) for part in linear.parts]
+    result = torch.cat(parts, dim=-1)
     return result if linear.bias is None else result + linear.bias
 
 
-def gated(x: Tensor, gate_up: Linear, same_bits: bool = True) -> Tensor:
+def gated(x: Tensor, gate_up: Linear, how: _How = _STEP) -> Tensor:
     """silu(gate) * up: [n, intermediate_size]."""
     if len(gate_up.parts) == 1:
-        return ops.gated_linear(x, gate_up.parts[0], bias=gate_up.bias, same_bits=same_bits)
-    gate, up = product(x, gate_up, same_bits).chunk(2, dim=-1)
+        return ops.gated_linear(x, gate_up.parts[0], bias=gate_up.bias, same_bits=how.same_bits, prompt=how.prompt)
+    gate, up = product(x, gate_up, how).chunk(2, dim=-1)
     return F.silu(gate) * up

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,6 +55,16 @@ def test_the_script_says_so_too(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     told = subprocess.run([script, "--help"], capture_output=True, text=True, check=True).stdout
     assert told.startswith("Usage: gpu_check.sh")
+
+
+def test_shellcheck_finds_nothing() -> None:
+    command = shutil.which("shellcheck", path=str(Path(sys.executable).parent)) or shutil.which("shellcheck")
+    if command is None:
+        pytest.skip("shellcheck is not installed (it comes with the dev extra)")
+    done = subprocess.run(
+        [command, str(ROOT / "scripts" / "gpu_check.sh")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def test_every_part_runs_in_tiny(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
 from pathlib import Path
 
@@ -83,6 +84,22 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str, text: str, message: s
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_trace(tmp_path / name)
+
+
+def test_prompts_with_line_ends_of_any_kind(tmp_path: Path) -> None:
+    text = "one\nline\u2028and\x0bmore\x85"
+    (tmp_path / "a.csv").write_text(f'time,prompt\n0,"{text}"\n1,two\n', encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"time": 0, "prompt": text}, ensure_ascii=False) + '\n{"time": 1, "prompt": "two"}', encoding="utf-8"
+    )
+    for name in ("a.csv", "a.jsonl"):
+        assert [one.prompt for one in read_trace(tmp_path / name)] == [text, "two"]
+
+
+def test_a_field_that_is_too_long_for_csv_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("time,prompt\n0,a\n1," + "x" * 200_000 + "\n")
+    with pytest.raises(ConfigError, match=r"a.csv, line 3: field larger"):
+        read_trace(tmp_path / "a.csv")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench.load import compare
+from edgespec.bench.load import compare, output, tables
 
 
 def row(arm: str, rate: float, repeat: int, throughput: float | None) -> dict[str, Any]:
@@ -46,6 +46,21 @@ def test_verdicts() -> None:
     assert found["to_none"]["value"] == pytest.approx((1.4 + 0.98) / 2)
     assert found["to_fixed"]["value"] == pytest.approx((140 / 150 + 98 / 70) / 2)
     assert found["worst"] == {"rate": 1.0, "value": pytest.approx(140 / 150)}  # at 2.0 none is better, 0.98
+    assert found["fixed"] == ["fixed:1", "fixed:3"]
+    assert found["worst_by_rate"] == found["worst"]
+
+
+def test_the_best_fixed_gamma_may_be_another_one_at_each_rate() -> None:
+    speeds = {"none": (100, 100), "fixed:1": (150, 110), "fixed:3": (100, 140), "us": (149, 112)}
+    rows = [row(arm, rate, 0, value) for arm, pair in speeds.items() for rate, value in zip((1.0, 2.0), pair)]
+    (found,) = compare.verdicts(rows, [1.0, 2.0], list(speeds))
+    assert found["best_fixed"] == "fixed:1"
+    assert found["worst"] == {"rate": 1.0, "value": pytest.approx(149 / 150)}
+    assert found["worst_by_rate"] == {"rate": 2.0, "value": pytest.approx(112 / 140)}
+    (line,) = tables.verdicts([found]).rows
+    assert line[-2:] == ["0.993 at 1/s", "0.800 at 2/s"]
+    text = output.headline({"verdicts": [found], "simulated": False})
+    assert "times that of fixed:1, the best of fixed:1, fixed:3." in text
 
 
 def test_no_verdict_without_a_reference() -> None:

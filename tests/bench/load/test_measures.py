@@ -45,6 +45,12 @@ def test_an_unfinished_request_is_load_to_the_end() -> None:
     assert loaded_seconds(stretch(served(0, 6.0, [], "unfinished"))) == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize("outcome", ["refused", "failed"])
+def test_what_ended_without_an_answer_is_no_load_from_then_on(outcome: Outcome) -> None:
+    assert loaded_seconds(stretch(served(0, 3.0, [], outcome))) == 0.0  # of a run that did not say when
+    assert loaded_seconds(stretch(served(0, 3.0, [], outcome, finished=4.5))) == pytest.approx(1.5)
+
+
 def test_percentiles_are_of_the_nearest_rank() -> None:
     requests = [served(n, 0.0, [(float(n + 1), 1)]) for n in range(20)]
     found = latencies(requests, "ttft", 100.0)

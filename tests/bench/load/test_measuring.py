@@ -15,9 +15,9 @@ from edgespec.bench.load import document, output, tables
 from edgespec.bench.load.arrivals import Arrival
 from edgespec.bench.load.folder import Folder, read
 from edgespec.bench.load.measures import Deadline
-from edgespec.bench.load.measuring import Measured, Measuring
+from edgespec.bench.load.measuring import Measured, Measuring, answer_tokens
 from edgespec.bench.load.prompts import Pool, Prompt
-from edgespec.bench.load.records import Stretch
+from edgespec.bench.load.records import Outcome, Served, Stretch
 from edgespec.bench.load.schedule import Schedule
 from edgespec.bench.load.system import Arm
 from edgespec.errors import ConfigError
@@ -66,7 +66,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert measured.capacity is not None
     assert 10 < measured.capacity.tokens_per_second < 20  # two at a time, a token each 0.1 s, less the prompts
     assert (measured.compared, measured.differences) == (sum(len(s.served) for s in measured.stretches), [])
-    assert measured.alone == 3
+    assert (measured.alone, measured.uncompared) == (3, 0)
     assert all(one.outcome == "finished" for s in measured.stretches for one in s.served)
     for begin in range(0, 12, 3):
         group = measured.stretches[begin : begin + 3]
@@ -80,6 +80,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert made["to_none"]["arms"]["none"]["value"] == pytest.approx(1.0)
     made["headline"] = output.headline(made)
     assert made["headline"].startswith("us: ")
+    assert made["headline"].endswith("times that of fixed:1.")  # no word of a best one, where one ran
     output.publish(made, folder)
     folder.close()
     again, stretches = read(tmp_path / "run")
@@ -122,6 +123,25 @@ def test_a_wrong_token_is_found() -> None:
     assert {d.arm for d in measured.differences} == {"us"}
     assert {d.position for d in measured.differences} == {2}
     assert measured.differences[0].left == 98
+
+
+def test_one_planner_without_answers_alone_compares_nothing_with_itself() -> None:
+    trace = tuple(Arrival(float(n), f"word {'x' * n}", None, 3) for n in range(5))
+    made = schedule(Arm("us"), rates=(), trace=trace, repeats=1)
+    measured = Measuring(FakeSystem(), made, pool()).run(alone=False)
+    assert (measured.compared, measured.uncompared, measured.alone) == (0, 5, 0)
+
+
+def test_the_length_of_answers_counts_those_that_were_cut_off() -> None:
+    def served(tokens: int, outcome: Outcome) -> Served:
+        return Served(0, "p", 0.0, 1, outcome=outcome, pieces=[(1.0, tokens)] if tokens else [])
+
+    assert answer_tokens([served(n, "finished") for n in (2, 4, 9)]) == pytest.approx(5)
+    assert answer_tokens([served(64, "finished"), served(30, "unfinished"), served(64, "finished")]) == 64
+    # The short ones ended; the long ones had 100 tokens when time was up.
+    found = [served(10, "finished")] * 5 + [served(100, "unfinished")] * 5 + [served(0, "refused")]
+    assert answer_tokens(found) == pytest.approx(55)
+    assert answer_tokens([]) == 0
 
 
 def test_failures_are_counted_and_the_run_goes_on() -> None:

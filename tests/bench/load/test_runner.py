@@ -63,6 +63,8 @@ def test_failures_have_no_times() -> None:
     found = open_loop(FakeSystem(queue=2, max_sessions=1, faults={1: failing()}), asks(0.0, 0.0, 0.0, 0.0))
     assert [one.outcome for one in found.served] == ["finished", "failed", "refused", "refused"]
     assert "no more memory" in found.served[1].error
+    assert found.served[1].finished is not None
+    assert [one.finished for one in found.served[2:]] == [0.0, 0.0]
     assert all(one.latency is None and one.ttft is None for one in found.served[1:])
 
 

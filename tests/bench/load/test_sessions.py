@@ -53,6 +53,7 @@ def test_more_sessions_than_places_wait_and_none_is_lost() -> None:
     assert found["asked"] == found["finished"] >= 20
     assert found["lost"] == found["failed"] == found["refused"] == 0
     assert found["fairness"]["value"] == pytest.approx(1.0)  # of pace: waiting is not in it, but in TTFT
+    assert 0.2 < found["share"]["value"] < 0.95  # in this it is
     assert found["ttft_p99"]["value"] > 4
 
 
@@ -64,10 +65,16 @@ def test_what_does_not_end_in_time_is_lost_and_failures_are_counted() -> None:
 
 
 def test_an_unfair_loop_is_seen() -> None:
-    stretch = Stretch("none", 2.0, 0, 0, 10.0, 0.0, ended=10.0)
+    stretch = Stretch("none", 3.0, 0, 0, 10.0, 0.0, ended=10.0)
     for session, step in ((0, 0.1), (1, 0.2)):
         pieces = [(1.0 + step * n, 1) for n in range(11)]
         stretch.served.append(
             Served(session, "p", 0.0, 1, 0.0, pieces[-1][0], "finished", pieces=pieces, session=session)
         )
     assert sessions.figures(stretch)["fairness"] == pytest.approx(0.5)
+    assert sessions.figures(stretch)["share"] == pytest.approx(1.0)
+    stretch.served.append(Served(2, "p", 0.0, 1, 0.0, session=2))  # asked, and got nothing
+    assert sessions.figures(stretch)["fairness"] == 0.0
+    assert sessions.figures(stretch)["share"] == 0.0
+    stretch.served[-1].pieces = [(11.0, 5), (11.1, 5)]  # too late to count
+    assert sessions.figures(stretch)["fairness"] == 0.0

@@ -150,6 +150,18 @@ def test_what_is_refused(model: Path, tmp_path: Path, words: list[str], message:
         load("-m", str(model), "--out", str(tmp_path / "x"), *words)
 
 
+@pytest.mark.parametrize("document", [{"table": [], "simulated": False}, [1], None])
+def test_a_folder_without_an_open_load(model: Path, tmp_path: Path, document: Any) -> None:
+    """As --sessions leaves one, or a run that broke off before its first stretch."""
+    measured_run(tmp_path / "a")
+    if document is None:
+        (tmp_path / "a" / "stretches.jsonl").write_text("")
+    else:
+        (tmp_path / "a" / "load.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match="has no open load with a finished stretch"):
+        load("-m", str(model), "--validate", str(tmp_path / "a"), "--out", str(tmp_path / "b"))
+
+
 def test_a_simulated_run_validates_nothing(model: Path, costs: Path, tmp_path: Path) -> None:
     words = ["-m", str(model), "--costs", str(costs), "--planners", "none", "--repeats", "1", "--rates", "1"]
     assert load(*words, "--out", str(tmp_path / "a"), "--seconds", "5") == 0

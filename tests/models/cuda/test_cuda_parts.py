@@ -144,6 +144,21 @@ def test_what_was_prepared_is_not_captured_again(folders: list[Path]) -> None:
     assert len(plain.graphs) == 0
 
 
+def test_widths_between_take_the_next_graph(folders: list[Path]) -> None:
+    """Also after tables were made for several sequences, which graphs of before do not read."""
+    decoder, plain = load(folders[0]), load(folders[0], graphs=False)
+    decoder.prepare_steps([1, 2])
+    decoder.prepare_batch(4)
+    made = decoder.graphs._capture.made  # type: ignore[union-attr]
+    one, two = decoder.new_cache(60), plain.new_cache(60)
+    for width in (20, 5, 1, 13, 3, 2, 16):  # to the very end of the capacity
+        tokens = TOKENS[: min(width, 60 - one.length)]
+        output, wanted = decoder.forward(tokens, one), plain.forward(tokens, two)
+        assert np.allclose(np.array(output.logits), np.array(wanted.logits), rtol=1e-4, atol=1e-4)
+    assert one.length == 60
+    assert decoder.graphs._capture.made == made  # type: ignore[union-attr]
+
+
 def test_without_graphs_everything_runs_with_one_warning(folders: list[Path], caplog: pytest.LogCaptureFixture) -> None:
     decoder, plain = load(folders[0], graphs=False), load(folders[0], graphs=False)
     decoder.graphs = Graphs(ScriptedCapture(RuntimeError("operation not permitted when stream is capturing")))

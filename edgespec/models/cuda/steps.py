@@ -1,0 +1,170 @@
+"""Steps of up to 16 tokens of one sequence or several: a graph for each shape, and the static tensors around it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from edgespec.models.base import FloatArray, ForwardOutput
+from edgespec.models.cuda import step as cuda_step
+from edgespec.models.cuda.kv import PagedCache, Tables
+from edgespec.models.cuda.logits import DeviceLogits
+
+if TYPE_CHECKING:
+    from edgespec.models.cuda.decoder import CudaDecoder
+
+WIDEST = 16  # tokens of a sequence in a captured step
+MOST_SEQUENCES = 16
+_SEQUENCES = (1, 2, 4, 8, MOST_SEQUENCES)  # a step over several sequences is captured for these
+_WIDTHS = (1, 2, 4, 8, WIDEST)  # and for these widths; for one sequence every width has a graph of its own
+# Rows of a step. From here on a second step costs little more: kernels take 16 rows at a time, and arithmetic, not
+# memory, sets their pace. And rows of logits are what takes memory.
+MOST_ROWS = 64
+
+
+class Checked(NamedTuple):
+    """A part that may run: ids int64 [n], how many rows of logits, whether hidden states."""
+
+    ids: npt.NDArray[np.int64]
+    cache: PagedCache
+    logits: int
+    hidden: bool
+
+
+class _Inputs(NamedTuple):
+    """What is written before a step of one shape: ids, starts and rows (of the tables) are views of `whole`."""
+
+    whole: Tensor
+    ids: Tensor
+    starts: Tensor
+    rows: Tensor
+
+
+class Steps:
+    """The steps of one decoder, whose lock the caller holds."""
+
+    def __init__(self, decoder: CudaDecoder, slots: int) -> None:
+        """Static tensors for steps of up to `slots` sequences."""
+        self._decoder = decoder
+        self.slots = slots
+        self.tables = Tables(slots, decoder.positions, decoder.pool, decoder.device, decoder.staging)
+        # All steps leave their logits here. As wide as the product is: float32 would say no more.
+        rows, columns = min(slots * WIDEST, MOST_ROWS), sum(part.shape[0] for part in decoder.model.head.parts)
+        self._logits = torch.zeros((rows, columns), device=decoder.device, dtype=decoder.dtype)
+        self._inputs: dict[tuple[int, int], _Inputs] = {}
+        self.prepared: list[int] = []  # widths of one sequence
+        self._handed: list[weakref.ref[DeviceLogits]] = []  # of the step before: others may still hold them
+
+    @property
+    def nbytes(self) -> int:
+        return self.tables.nbytes + self._logits.nbytes
+
+    def prepare(self, widths: Iterable[int]) -> None:
+        """Capture steps of one sequence of these widths and, if there are any, of the widest; all of several ones."""
+        known = {width for width in widths if 1 <= width <= WIDEST}
+        wanted = [(1, width) for width in sorted(known | {WIDEST} if known else known)]
+        several = [count for count in _SEQUENCES if 1 < count <= self.slots]
+        wanted += [(count, width) for count in several for width in _WIDTHS if count * width <= MOST_ROWS]
+        for count, width in wanted:
+            if (count, width) not in self._inputs:
+                inputs = self._inputs_of(count, width)
+                inputs.whole.zero_()
+                inputs.rows.fill_(self.tables.empty)
+                self._run(inputs, width)
+            if count == 1 and width not in self.prepared:
+                self.prepared.append(width)
+
+    def run(self, parts: Sequence[Checked]) -> list[ForwardOutput]:
+        """Outputs of parts of at most `WIDEST` tokens. Logits stay on the device; the next step keeps them first."""
+        outputs: dict[int, ForwardOutput] = {}
+        for places in self._groups([len(part.ids) for part in parts]):
+            outputs.update(zip(places, self._together([parts[place] for place in places])))
+        return [outputs[place] for place in range(len(parts))]
+
+    def settle(self) -> None:
+        """To be called before anything is replayed: that may write over the logits of the step before."""
+        for handed in self._handed:
+            logits = handed()
+            if logits is not None:
+                logits.keep()
+        self._handed.clear()
+
+    def _groups(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Places of parts that run in one step; the longest together, since each takes the width of the longest."""
+        left = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+        while left:
+            width = next(count for count in _WIDTHS if count >= lengths[left[0]])
+            most = min(self.slots, MOST_ROWS // width)
+            yield left[:most]
+            left = left[most:]
+
+    def _together(self, parts: Sequence[Checked]) -> list[ForwardOutput]:
+        """One step, filled up to the next shape there is a graph for."""
+        widest = max(len(part.ids) for part in parts)
+        sequences = next(count for count in _SEQUENCES if count >= len(parts))
+        if sequences == 1:  # as narrow as there is a graph for; where none is prepared, a new one of that very width
+            width = min((count for count in self.prepared if count >= widest), default=widest)
+        else:
+            width = next(count for count in _WIDTHS if count >= widest)
+        inputs = self._inputs_of(sequences, width)
+        self._fill(inputs, parts, width)
+        states, rows, best = self._run(inputs, width)
+        hidden = to_numpy(states) if any(part.hidden for part in parts) else None
+        outputs = []
+        for index, part in enumerate(parts):
+            end = index * width + len(part.ids)
+            last = slice(end - part.logits, end)
+            own = None if hidden is None or not part.hidden else hidden[index * width : end]
+            logits = DeviceLogits(rows[last], best[last])
+            self._handed.append(weakref.ref(logits))
+            outputs.append(ForwardOutput(as_array(logits), own))
+        return outputs
+
+    def _run(self, inputs: _Inputs, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Final hidden states, logits and best tokens of a step whose inputs are written."""
+        decoder, tables = self._decoder, self.tables
+
+        def body() -> tuple[Tensor, Tensor, Tensor]:
+            blocks, distances = tables.blocks[inputs.rows], tables.distances[inputs.rows]
+            states = cuda_step.run(decoder.model, decoder.pool, inputs.ids, inputs.starts, blocks, distances, width)
+            rows = self._logits[: len(states)].copy_(cuda_step.product(states, decoder.model.head))
+            return states, rows, cuda_step.best(rows)
+
+        self.settle()
+        made: tuple[Tensor, Tensor, Tensor] = decoder.graphs.run((len(inputs.starts), width, decoder.growth), body)
+        return made
+
+    def _inputs_of(self, sequences: int, width: int) -> _Inputs:
+        inputs = self._inputs.get((sequences, width))
+        if inputs is None:
+            whole = torch.zeros(sequences * (width + 2), device=self._decoder.device, dtype=torch.int64)
+            inputs = _Inputs(whole, *whole.split((sequences * width, sequences, sequences)))
+            self._inputs[sequences, width] = inputs
+        return inputs
+
+    def _fill(self, inputs: _Inputs, parts: Sequence[Checked], width: int) -> None:
+        """Sequences that only fill the shape up write to the scratch block, from position 0."""
+        count = len(inputs.starts)
+        ids = np.zeros((count, width), np.int64)
+        starts = np.zeros(count, np.int64)
+        rows = np.full(count, self.tables.empty, np.int64)
+        for index, (part, row) in enumerate(zip(parts, self.tables.place([part.cache for part in parts]))):
+            ids[index, : len(part.ids)] = part.ids
+            starts[index], rows[index] = part.cache.length, row
+        self._decoder.staging.write(inputs.whole, np.concatenate((ids.reshape(-1), starts, rows)))
+
+
+def as_array(logits: DeviceLogits) -> FloatArray:
+    """What callers index like an array."""
+    return logits  # type: ignore[return-value]
+
+
+def to_numpy(tensor: Tensor) -> FloatArray:
+    """A copy, also of what lies on the CPU."""
+    return tensor.float().to("cpu", copy=True).numpy()
