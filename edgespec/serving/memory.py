@@ -101,11 +101,16 @@ def measured(
 
     Raises MemoryBudgetError with the numbers if it does not fit.
     """
-    pool, more = need.pool, batch - need.batch
-    if config.kv_memory == "auto" and more > 0:
-        pool = max(pool - more, min(pool, _least(context, position)))
-    need = need._replace(pool=pool, batch=batch)
-    if more > 0:
+    more = batch - need.batch
+    need = need._replace(batch=batch)
+    if more <= 0:
+        return need
+    try:
+        _check(config, need, planned, taken=batch)
+    except MemoryBudgetError:
+        if config.kv_memory != "auto":
+            raise
+        need = need._replace(pool=max(need.pool - more, min(need.pool, _least(context, position))))
         _check(config, need, planned, taken=batch)
     return need
 

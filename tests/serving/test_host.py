@@ -54,7 +54,7 @@ def test_without_a_graph_for_batches_texts_are_made_all_the_same(
         assert "the graph cannot be made" in caplog.text
         assert "batch graph" not in engine._target.planned
         assert engine.serving is not None
-        assert engine.serving.memory_bytes == sum(engine._target.planned[part] for part in ("KV cache", "KV pool"))
+        assert engine.serving.memory_bytes == engine._target.planned["KV pool"]
 
 
 def test_an_admission_measures_nothing_and_asks_for_the_settings_once(

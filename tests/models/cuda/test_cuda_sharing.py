@@ -138,7 +138,7 @@ def test_two_conversations_at_once(folders: list[Path]) -> None:
 def test_a_greedy_answer_fetches_best_tokens_only(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """One small look a round; and no rows are moved for the next step, since nobody holds the old ones then.
 
-    A draft looks at a row of its own when it has read the prompt.
+    A draft looks at rows of its own in the block after the prompt, which it guesses token by token.
     """
     looks: list[int] = []
     fetched: list[int] = []
@@ -149,7 +149,12 @@ def test_a_greedy_answer_fetches_best_tokens_only(folders: list[Path], monkeypat
         return best(self, index)
 
     monkeypatch.setattr(DeviceLogits, "best", watched)
-    monkeypatch.setattr(DeviceLogits, "_array", lambda self: (fetched.append(len(self)), array(self))[1])
+
+    def noted(self: DeviceLogits) -> np.ndarray:
+        fetched.append(len(self))
+        return array(self)
+
+    monkeypatch.setattr(DeviceLogits, "_array", noted)
     moved: list[int] = []
     monkeypatch.setattr(DeviceLogits, "keep", lambda self: moved.append(len(self)))
     for drafts in ([], [StandaloneDraft("d", load(folders[1]), 280)]):
@@ -159,7 +164,7 @@ def test_a_greedy_answer_fetches_best_tokens_only(folders: list[Path], monkeypat
         assert rounds > 5
         assert len(looks) <= rounds + 1  # the prompt's last row
         assert not moved
-        assert len(fetched) == len(drafts)
+        assert len(fetched) == 3 * len(drafts)
 
 
 # Captures
