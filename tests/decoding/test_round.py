@@ -11,8 +11,8 @@ import pytest
 
 from drafts import NgramDraft
 from drafts.base import Proposal
-from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.drafting import clean
+from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation
 from edgespec.decoding.sampling import LogitsPipeline
 from edgespec.errors import ModelError, ParameterError

@@ -54,16 +54,16 @@ def test_a_row_that_cannot_be_used_gives_no_token(
 
 @pytest.mark.parametrize("side", ["triton", "torch"])
 def test_a_guess_that_is_no_token_never_stands(side: str, device: torch.device) -> None:
-    """Not even before a damaged row, whose own token is -1 too, or a row whose last token is certain."""
+    """Not even before a damaged row, whose own token is -1 too, or where the first and the last token are likely."""
     ops.use("triton" if side == "triton" else "torch")
     logits = normal(1, 3, 40, device=device)
     best = logits.argmax(dim=1).tolist()
     logits[1, 37] = float("nan")
     assert greedy(logits, [best[0], -1]) == [1, -1]
     p = torch.zeros(2, 20, device=device)
-    p[:, 19] = 1.0
+    p[:, 0] = p[:, 19] = 0.5
     for q in (None, p[:1]):
-        proposed, uniforms = torch.tensor([-1], device=device), torch.full((2,), 0.5, device=device)
+        proposed, uniforms = torch.tensor([-1], device=device), torch.tensor([0.25, 0.75], device=device)
         assert ops.accept_sampled(p, q, proposed, uniforms).tolist() == [0, 19]
 
 

@@ -4,6 +4,7 @@ a time."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,7 +84,8 @@ def test_a_look_and_the_next_step_take_turns() -> None:
             done.wait(0.2)
             return torch.tensor([[float(rows[0, 0]), 0.5]], dtype=torch.float64)
 
-        clone = to
+        def clone(self) -> torch.Tensor:
+            return torch.tensor([[float(rows[0, 0]), 0.5]], dtype=torch.float64)
 
     logits = DeviceLogits(rows, torch.zeros(1, 2))
     logits._best = Slow()  # type: ignore[assignment]
@@ -192,18 +194,20 @@ def test_a_capture_waits_for_that_of_another_decoder() -> None:
 
 
 def test_no_memory_is_given_back_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, threads = threading.Event(), []
+    given, threads, early = threading.Event(), [], []
+    monkeypatch.setattr(gc, "collect", lambda: 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", given.set)
 
     class Watched(ScriptedCapture):
         def __call__(self, body: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
             threads.append(threading.Thread(target=return_memory, args=(torch.device("cuda"),)))
             threads[0].start()
-            assert not given.wait(0.1)
+            early.append(given.wait(0.1))
             return super().__call__(body)
 
     Graphs(Watched()).run("key", lambda: ())
     threads[0].join(5)
+    assert early == [False]
     assert given.is_set()
 
 
