@@ -122,13 +122,14 @@ def _pace(served: Sequence[Served], session: int) -> float | None:
 def build(stretches: Sequence[Stretch], about: Mapping[str, Any]) -> dict[str, Any]:
     """The document of a closed loop."""
     rows = [stretch.head() | {"figures": figures(stretch)} for stretch in stretches]
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    whole = [row for row in rows if row["figures"]["throughput"] is not None]  # one that Ctrl-C cut short has none
+    arms = list(dict.fromkeys(row["arm"] for row in whole))
     table = []
-    for count in sorted({row["rate"] for row in rows}):
+    for count in sorted({row["rate"] for row in whole}):
         for arm in arms:
-            mine = [row for row in rows if (row["rate"], row["arm"]) == (count, arm)]
+            mine = [row for row in whole if (row["rate"], row["arm"]) == (count, arm)]
             if mine:
-                table.append({"sessions": int(count), "arm": arm, **_place(mine, rows, arm)})
+                table.append({"sessions": int(count), "arm": arm, **_place(mine, whole, arm)})
     return {**about, "table": table, "stretches": rows, "definitions": DEFINITIONS}
 
 

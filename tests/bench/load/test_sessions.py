@@ -47,6 +47,14 @@ def test_total_speed_and_fairness() -> None:
     assert sessions.headline(made).startswith("4 sessions")
 
 
+def test_a_stretch_that_was_interrupted_in_its_warm_up_is_left_out() -> None:
+    whole = [Stretch("us", 1.0, repeat, repeat, 20.0, 2.0, ended=20.0) for repeat in range(2)]
+    cut = Stretch("us", 1.0, 2, 2, 20.0, 2.0, ended=1.0, interrupted=True)
+    made = sessions.build([*whole, cut], ABOUT)
+    assert entry(made, 1, "us")["throughput"]["n"] == 2
+    assert len(made["stretches"]) == 3
+
+
 def test_more_sessions_than_places_wait_and_none_is_lost() -> None:
     made = run(FakeSystem(max_sessions=2), (20,), repeats=1)
     found = entry(made, 20, "none")
