@@ -15,7 +15,7 @@ import edgespec
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "transformers", "onnxruntime", "onnx", "huggingface_hub", "tokenizers", "numpy")
 # They import no others of ours, apart from each other.
-LEAVES = ("edgespec.errors", "edgespec.files", "edgespec.memory.kv_blocks", "edgespec.memory.prefixes")
+LEAVES = ("edgespec.errors", "edgespec.files")
 MODELS_MAY = ("edgespec.models", "edgespec.kernels", *LEAVES)
 TORCH_MODULES = (
     "predictor.train",

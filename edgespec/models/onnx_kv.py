@@ -1,7 +1,7 @@
 """A KV pool for the CPU engine: sequences whose keys and values are blocks of one file, put together by the MMU.
 
 Each running sequence has a *lane*: addresses for its whole context, shaped and bound as any cache's, over which blocks
-are mapped as it grows. Sequences that begin alike map the same blocks. See `memory.kv_blocks` for who has which block,
+are mapped as it grows. Sequences that begin alike map the same blocks. See `models.kv_blocks` for who has which block,
 `models.mapped_memory` for the memory.
 
 Locks. The pool's own guards its books; what takes mappings away while a forward may run in another thread takes the
@@ -20,8 +20,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from edgespec.errors import ModelError
-from edgespec.memory.kv_blocks import NO_MATCH, Match, NoRoom, Table
 from edgespec.models.base import FloatArray
+from edgespec.models.kv_blocks import NO_MATCH, Match, NoRoom, Table
 from edgespec.models.mapped_memory import PAGE, BlockFile, Region, most_mappings
 from edgespec.models.onnx_binding import Outputs
 from edgespec.models.onnx_decoder import OnnxCache

@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from edgespec.errors import ModelError
-from edgespec.memory.kv_blocks import NO_MATCH, Match, Table
 from edgespec.models.base import KVCache
+from edgespec.models.kv_blocks import NO_MATCH, Match, Table
 from edgespec.models.pool_books import PoolBooks
 
 _BLOCK = 64  # positions

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from edgespec.errors import MemoryBudgetError, ModelError
-from edgespec.memory.kv_blocks import NO_MATCH, BlockPool, Match, NoRoom, PoolStats
+from edgespec.models.kv_blocks import NO_MATCH, BlockPool, Match, NoRoom, PoolStats
 
 
 class PoolBooks:

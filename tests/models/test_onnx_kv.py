@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from edgespec.errors import MemoryBudgetError, ModelError
-from edgespec.memory.kv_blocks import NoRoom
 from edgespec.models import mapped_memory, onnx_pools
 from edgespec.models.base import Decoder, Part
+from edgespec.models.kv_blocks import NoRoom
 from edgespec.models.onnx_decoder import OnnxDecoder
 from edgespec.models.onnx_kv import MappedPool, block_size_for
 from edgespec.models.plain_kv import PlainPool

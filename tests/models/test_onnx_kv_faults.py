@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from edgespec.errors import ModelError
-from edgespec.memory.kv_blocks import NoRoom
 from edgespec.models import mapped_memory
 from edgespec.models.base import Part
 from edgespec.models.batching import PartError
+from edgespec.models.kv_blocks import NoRoom
 from edgespec.models.onnx_decoder import OnnxDecoder
 from edgespec.models.plain_kv import PlainPool
 from edgespec.models.weights import open_weights

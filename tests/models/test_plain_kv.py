@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from edgespec.errors import ModelError
-from edgespec.memory.kv_blocks import NoRoom
 from edgespec.models.base import Part
 from edgespec.models.batching import PartError, one_after_another
+from edgespec.models.kv_blocks import NoRoom
 from edgespec.models.plain_kv import PlainPool, PlainSequence
 
 SIZE = 64  # positions of a block, of a byte each

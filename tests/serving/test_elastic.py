@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.memory.kv_blocks import BlockPool, PoolStats, Table
 from edgespec.memory.pressure import Limits, PressureMonitor, Reading
 from edgespec.memory.working_set import State, WorkingSet
+from edgespec.models.kv_blocks import BlockPool, PoolStats, Table
 from edgespec.serving.elastic import ElasticEvent, ElasticMemory
 from edgespec.telemetry.trace import LOADS, Tracer
 from tests.support.loadables import WAIT, Clock, ScriptedDraft

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edgespec.memory.kv_blocks import BlockPool, NoRoom, Table
+from edgespec.models.kv_blocks import BlockPool, NoRoom, Table
 
 SIZE = 4
 TEXTS = st.lists(st.integers(0, 1), max_size=22)  # two words: texts that begin alike are the rule

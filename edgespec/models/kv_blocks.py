@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from edgespec.errors import EdgespecError
-from edgespec.memory.prefixes import NOTHING, Found, PrefixIndex
+from edgespec.models.kv_prefixes import NOTHING, Found, PrefixIndex
 
 
 class NoRoom(EdgespecError):
