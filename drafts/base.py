@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from drafts.states import HiddenStates
+    from edgespec.models.base import DeviceGuesses
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -69,6 +70,11 @@ class Proposal:
     tokens: list[int] = field(default_factory=list)
     rows: list[FloatArray | None] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+
+    @property
+    def guesses(self) -> list[int] | DeviceGuesses:
+        """What the target is given: the tokens, which may not have reached the host (see `DeviceProposal`)."""
+        return self.tokens
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -68,9 +68,10 @@ class Table:
             raise self.refused(key, f"must be one of {', '.join(choices)}, not {_shown(value)}")
         return value
 
-    def sha256(self, key: str) -> str:
-        value = self._take(key)
-        if not isinstance(value, str) or not _SHA256.fullmatch(value):
+    def sha256(self, key: str, default: str = _REQUIRED) -> str:
+        """64 lower-case hex digits; empty only if a default says so."""
+        value = self._take(key, default)
+        if not isinstance(value, str) or not (_SHA256.fullmatch(value) or value == default == ""):
             raise self.refused(key, f"must be a sha256 (64 digits 0-9, a-f), not {_shown(value)}")
         return value
 

@@ -36,7 +36,8 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class TargetBuild:
     """The target a draft was made for.
 
-    fingerprint: `WeightFile.fingerprint()` of its weights. tokenizer: `Tokenizer.fingerprint()`. graph_version: of the
+    fingerprint: `WeightFile.fingerprint()` of its weights. model: `model_fingerprint()` of them, "" where that is not
+    known; a draft serves other files of that model too. tokenizer: `Tokenizer.fingerprint()`. graph_version: of the
     CPU engine whose numbers it learned from. measured_with: the weight formats its acceptance was measured with.
     """
 
@@ -47,6 +48,11 @@ class TargetBuild:
     vocab_size: int
     graph_version: int = 0
     measured_with: tuple[str, ...] = ()
+    model: str = ""
+
+    def is_for(self, fingerprint: str, model: str) -> bool:
+        """Whether these are the very weights that the draft was made for, or the same model in another form."""
+        return self.fingerprint == fingerprint or (bool(model) and self.model == model)
 
     @classmethod
     def read(cls, table: Table) -> TargetBuild:
@@ -58,6 +64,7 @@ class TargetBuild:
             vocab_size=table.whole("vocab_size", 1, 1 << 24),
             graph_version=table.whole("graph_version", 0, 1 << 20, default=0),
             measured_with=table.words("measured_with", WEIGHT_FORMATS),
+            model=table.sha256("model", default=""),
         )
 
 

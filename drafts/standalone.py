@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-import numpy as np
-
-from drafts.base import Choose, FloatArray, InvalidLogits, LoadControl, Proposal, Slot
+from drafts.base import Choose, FloatArray, LoadControl, Proposal, Slot
+from drafts.device_proposal import DeviceProposal
 from edgespec.errors import DraftError
 
 if TYPE_CHECKING:
     from drafts.states import HiddenStates
     from edgespec.models.base import Decoder, KVCache
+    from edgespec.models.cuda.guesses import DeviceTokens
     from edgespec.models.spec import ModelSpec
     from edgespec.models.tokenizer import Tokenizer
 
@@ -136,12 +136,16 @@ class StandaloneSession:
     `_fed` lists the tokens whose KV is in the cache, the unjudged ones of the last round included; the first `_agreed`
     of them are known to be the conversation's. Both grow only after the forward that makes them true, and every forward
     starts by cropping the cache to `_fed`: an exception in between costs a few positions, nothing else.
+
+    A block that stays on the device joins `_fed` when its tokens have arrived on the host, with what the target said of
+    them. If they never do, it counts as not fed.
     """
 
     def __init__(self, draft: StandaloneDraft) -> None:
         self._draft = draft
         self._cache: KVCache | None = None
         self._fed: list[int] = []
+        self._block: DeviceTokens | None = None  # fed after `_fed`, but for its last token
         self._agreed = 0
         self._known = 0  # tokens already seen to have a row in this draft's embedding
         self._told = False
@@ -188,8 +192,9 @@ class StandaloneSession:
             return proposal
         self._roll_back(tokens)
         missing = list(tokens[len(self._fed) :])
-        if self._guess_at_once(missing, gamma, choose, proposal):
-            return proposal
+        at_once = self._guess_at_once(missing, gamma, choose)
+        if at_once is not None:
+            return at_once
         while len(proposal) < gamma:
             token, q = choose(self._forward(missing)[0], proposal.tokens)
             proposal.tokens.append(token)
@@ -199,34 +204,37 @@ class StandaloneSession:
             missing = [token]
         return proposal
 
-    def _guess_at_once(self, missing: list[int], gamma: int, choose: Choose, proposal: Proposal) -> bool:
-        """Let a decoder that can do so make the whole block by itself; whether it did. See `CudaDecoder.guess`."""
+    def _guess_at_once(self, missing: list[int], gamma: int, choose: Choose) -> Proposal | None:
+        """The block of a decoder that makes all of it by itself, on its device. See `CudaDecoder.guess`."""
         decoder = self._draft.decoder
         guess = getattr(decoder, "guess", None)
         temperature = None if guess is None else 0.0 if choose.argmax else choose.temperature
         if decoder is None or guess is None or temperature is None:
-            return False
-        cache = self._cropped(decoder)
+            return None
+        if len(missing) > decoder.most_pending:  # type: ignore[attr-defined]
+            self._forward(missing[:-1], logits=0)
+            del missing[:-1]
         uniforms = [choose.uniform() for _ in range(gamma)] if temperature else []
+        cache = self._cropped(decoder)
         made = guess(missing, cache, gamma, real=self._draft.rows, temperature=temperature, uniforms=uniforms)
         if made is None:
-            return False
-        sound = next((at for at, token in enumerate(made.tokens) if token < 0), len(made.tokens))
-        self._fed += missing + made.tokens[:sound][: gamma - 1]
-        if not sound:
-            raise InvalidLogits("the draft's first row has no best token")
-        proposal.tokens += made.tokens[:sound]
-        if made.rows is None:
-            proposal.rows += [None] * sound
-        else:
-            for row in made.rows[:sound]:
-                wide = np.zeros(choose.row_length, np.float32)
-                wide[: len(row)] = row
-                proposal.rows.append(wide)
-        return True
+            return None
+        self._fed += missing
+        self._block = made.on_device
+        return DeviceProposal(made, choose.row_length)
+
+    def _settle(self) -> None:
+        """Count what was fed of the last block, as far as the host knows it."""
+        block, self._block = self._block, None
+        if block is not None and block.arrived:
+            for token in block.read()[:-1]:
+                if token < 0:  # what followed a damaged row was not this
+                    break
+                self._fed.append(token)
 
     def _cropped(self, decoder: Decoder) -> KVCache:
         """The cache, with what was fed and nothing else."""
+        self._settle()
         if self._cache is None:
             self._cache = decoder.new_cache(self._draft.max_positions)
         self._cache.crop(len(self._fed))
@@ -239,6 +247,7 @@ class StandaloneSession:
 
     def _same(self, tokens: Sequence[int]) -> int:
         """How many leading tokens, the last one aside, are in the cache."""
+        self._settle()
         fed = self._fed
         end = min(len(fed), len(tokens) - 1)
         same = min(self._agreed, end)
@@ -259,6 +268,7 @@ class StandaloneSession:
         return output.logits
 
     def crop(self, length: int) -> None:
+        self._settle()
         self._agreed = min(self._agreed, length)
         self._known = min(self._known, length)
         del self._fed[length:]

@@ -2,7 +2,8 @@
 
 A set is a folder `<root>/<target>/` whose subfolders are drafts, each with a draft.toml. The shipped sets lie beside
 this file in `zoo/`, the ones a user trains under `drafts/` of the home folder. Whom a draft serves is told by the
-fingerprint in its manifest; the set's folder name is only a name.
+fingerprints in its manifest, of the target's weights and of the model that they are; the set's folder name is only a
+name.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ _MOST_FOLDERS = 1000  # of a set or a root; more than that is some other folder
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What a draft must fit. vocab_size: rows of logits. tokenizer: its fingerprint, None leaves that check out."""
+    """What a draft must fit. vocab_size: rows of logits. tokenizer: its fingerprint, None leaves that check out.
+
+    fingerprint, model: of the weights and of the model that they are, as `drafts.manifest.TargetBuild` has them.
+    """
 
     name: str
     fingerprint: str
     hidden_size: int
     vocab_size: int
     tokenizer: str | None = None
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,9 +75,9 @@ class DraftSet:
     def name(self) -> str:
         return self.folder.name
 
-    def serves(self, fingerprint: str) -> bool:
+    def serves(self, fingerprint: str, model: str = "") -> bool:
         """Whether one of its drafts was made for that target."""
-        return any(e.manifest is not None and e.manifest.target.fingerprint == fingerprint for e in self.entries)
+        return any(e.manifest is not None and e.manifest.target.is_for(fingerprint, model) for e in self.entries)
 
 
 def roots(home: Path | None) -> list[Path]:
@@ -80,14 +85,14 @@ def roots(home: Path | None) -> list[Path]:
     return [*([] if home is None else [home / "drafts"]), BUILT_IN]
 
 
-def sets(home: Path | None = None, fingerprint: str | None = None) -> list[DraftSet]:
-    """All draft sets, or those with a draft for the target of that weight fingerprint. Never raises."""
+def sets(home: Path | None = None, fingerprint: str | None = None, model: str = "") -> list[DraftSet]:
+    """All draft sets, or those with a draft for the target of those fingerprints. Never raises."""
     found = []
     for root in roots(home):
         folders, _ = _subfolders(root)
         found += [read_set(folder) for folder in folders]
     found = [each for each in found if each.entries or each.problem]
-    return found if fingerprint is None else [each for each in found if each.serves(fingerprint)]
+    return found if fingerprint is None else [each for each in found if each.serves(fingerprint, model)]
 
 
 def read_set(folder: Path) -> DraftSet:
@@ -104,21 +109,28 @@ def read_entry(folder: Path) -> Entry:
         return Entry(folder, None, str(error))
 
 
-def for_target(home: Path | None, fingerprint: str, name: str = "") -> list[Entry]:
+def for_target(home: Path | None, fingerprint: str, name: str = "", *, model: str = "") -> list[Entry]:
     """The drafts of the sets made for this target, each name once (the user's own first), the general ones leading.
+
+    One made for these very weights goes before one made for another form of the model.
 
     Damaged ones of such a set, or of a set called `name` (the target's), are among them, with their problem; intact
     ones for other targets are not.
     """
     chosen: dict[str, Entry] = {}
     for each in sets(home):
-        if each.serves(fingerprint) or (name and each.name == name):
+        if each.serves(fingerprint, model) or (name and each.name == name):
             for entry in each.entries:
-                if entry.manifest is None or entry.manifest.target.fingerprint == fingerprint:
+                if entry.manifest is None or entry.manifest.target.is_for(fingerprint, model):
                     known = chosen.get(entry.name)
-                    if known is None or (known.problem and not entry.problem):
+                    if known is None or _fitness(entry, fingerprint) > _fitness(known, fingerprint):
                         chosen[entry.name] = entry
     return sorted(chosen.values(), key=_general_first)
+
+
+def _fitness(entry: Entry, fingerprint: str) -> tuple[bool, bool]:
+    manifest = entry.manifest
+    return not entry.problem, manifest is not None and manifest.target.fingerprint == fingerprint
 
 
 def check(manifest: Manifest, target: TargetFacts) -> None:
@@ -134,7 +146,7 @@ def check(manifest: Manifest, target: TargetFacts) -> None:
             f"{draft} reads hidden states of size {made.hidden_size}, but the target's have {target.hidden_size}; "
             "use a draft made for this target"
         )
-    if made.fingerprint != target.fingerprint:
+    if not made.is_for(target.fingerprint, target.model):
         raise DraftError(
             f"{draft} was made for another target, {made.name} (weights {made.fingerprint[:12]}..., these are "
             f"{target.fingerprint[:12]}...); make one for this target with 'edgespec drafts train'"
@@ -235,11 +247,17 @@ def unloaded(
         from drafts.phrases import PhraseDraft
 
         return PhraseDraft(name or manifest.name, read_phrases(entry, manifest), domain=manifest.domain)
-    return _head(entry, manifest, target, name or manifest.name, threads, images)
+    return _head(entry, manifest, target, facts, name or manifest.name, threads, images)
 
 
 def _head(
-    entry: Entry, manifest: Manifest, target: Decoder, name: str, threads: int | None, images: Path | None
+    entry: Entry,
+    manifest: Manifest,
+    target: Decoder,
+    facts: TargetFacts,
+    name: str,
+    threads: int | None,
+    images: Path | None,
 ) -> HeadDraft:
     from drafts.head import HeadDraft
     from drafts.head_image import StoredHead
@@ -252,7 +270,7 @@ def _head(
         file,
         lambda: read_head(entry, manifest),
         name=manifest.name,
-        fingerprint=manifest.target.fingerprint,
+        fingerprint=facts.fingerprint,
         images=images,
     )
     temperature = 1.0 if manifest.confidence is None else manifest.confidence.temperature

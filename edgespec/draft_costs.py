@@ -53,7 +53,7 @@ def _measure(session: Session, name: str, costs: CostTable) -> None:
             return
         for _ in range(_REPEATS + 1):
             begin = time.perf_counter()
-            steps = len(draft.propose(session.tokens, _STEPS, choose))
+            steps = len(draft.propose(session.tokens, _STEPS, choose).tokens)
             samples.append((time.perf_counter() - begin) / max(steps, 1))
     except Exception as error:
         session.draft_failed(name, error)

@@ -19,8 +19,16 @@ from edgespec import catalog
 from edgespec.config import RuntimeConfig
 from edgespec.decoding.session import DraftStatus
 from edgespec.errors import CatalogError, DraftError
-from edgespec.loading import Target, check_memory, decoder_for, device_of, position_bytes, threads_of, tokenizer_of
-from edgespec.models.build import planned_bytes
+from edgespec.loading import (
+    Target,
+    check_memory,
+    decoder_for,
+    device_of,
+    footprint_of,
+    threads_of,
+    tokenizer_of,
+    usual_gammas,
+)
 from edgespec.models.tokenizer import compare_vocabularies
 from edgespec.models.weights import open_weights
 
@@ -95,14 +103,15 @@ def named(name: str, config: RuntimeConfig, facts: TargetFacts) -> list[str | En
     if name == "ngram":
         return [name]
     home = catalog.home(config.home)
-    own = [entry for entry in zoo.for_target(home, facts.fingerprint, facts.name) if entry.name == name]
+    of_target = zoo.for_target(home, facts.fingerprint, facts.name, model=facts.model)
+    own = [entry for entry in of_target if entry.name == name]
     if own:
         return [own[0]]
     sets = zoo.sets(home)
     for each in sets:
         if each.name == name and each.entries:
             # Of a set with drafts for this target, only those: the rest is not meant.
-            ours = zoo.for_target(home, facts.fingerprint) if each.serves(facts.fingerprint) else []
+            ours = of_target if each.serves(facts.fingerprint, facts.model) else []
             return [e for e in ours if e.folder.parent == each.folder] or list(each.entries)
     on_hub = hub_sets.find(name)
     if on_hub is not None:
@@ -120,7 +129,10 @@ def automatic(config: RuntimeConfig, facts: TargetFacts) -> list[str | Entry]:
     """The drafts with weights that "auto" means: those made for the target, and of the hub's set what was pulled."""
     home = catalog.home(config.home)
     on_hub = hub_sets.for_model(config.model)
-    return [*zoo.for_target(home, facts.fingerprint, facts.name), *(_pulled(on_hub, home) if on_hub else [])]
+    return [
+        *zoo.for_target(home, facts.fingerprint, facts.name, model=facts.model),
+        *(_pulled(on_hub, home) if on_hub else []),
+    ]
 
 
 def _pulled(on_hub: HubSet, home: Path) -> list[str]:
@@ -225,7 +237,7 @@ def _checkpoint(
     try:
         path = catalog.resolve(name, home=config.home, progress=progress)
     except CatalogError as error:
-        known = zoo.for_target(catalog.home(config.home), target.facts.fingerprint)
+        known = zoo.for_target(catalog.home(config.home), target.facts.fingerprint, model=target.facts.model)
         if not known or "/" in name:
             raise
         raise DraftError(f"{error}. Drafts of this target are {', '.join(entry.name for entry in known)}") from None
@@ -240,12 +252,14 @@ def _standalone(
         tokenizer = tokenizer_of(path, weights, home)
         compare_vocabularies(target.tokenizer, tokenizer)
         positions = min(target.context, weights.spec.max_positions)
-        nbytes = planned_bytes(weights, device_of(config), config.weight_format)
-        kept = positions * position_bytes(weights.spec)
-        rows = min(target.tokenizer.size, weights.spec.vocab_size)
+        size = footprint_of(config, weights)
+        tokens = min(target.tokenizer.size, target.facts.vocab_size)
+        rows = min(tokens, weights.spec.vocab_size)
         build = partial(_build, label, path, weights.fingerprint(), positions, rows, config, manifest)
-        checkpoint = Checkpoint(weights.spec, nbytes + kept, _files(path, manifest), build, kept)
-    return StandaloneDraft(label, checkpoint, target.tokenizer.size, max_positions=positions)
+        checkpoint = Checkpoint(
+            weights.spec, size.slot(positions), _files(path, manifest), build, size.cache(positions)
+        )
+    return StandaloneDraft(label, checkpoint, tokens, max_positions=positions)
 
 
 def _files(path: Path, manifest: Manifest | None) -> tuple[Path, ...]:
@@ -285,5 +299,5 @@ def _build(
         from edgespec.models.cuda.slots import load_into
 
         decoder = load_into(slot, weights, positions, anew, control.checkpoint)  # type: ignore[arg-type]
-        decoder.prepare_guesses(rows)
+        decoder.prepare_guesses(rows, usual_gammas(config))
         return decoder

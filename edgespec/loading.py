@@ -8,7 +8,7 @@ import logging
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,10 @@ from edgespec.files import write_text
 from edgespec.memory.budget import check_fits, parse_budget
 from edgespec.memory.topology import Topology, detect, is_integrated
 from edgespec.models.base import Decoder
-from edgespec.models.build import CUDA_FORMATS, build_decoder, cuda_works, planned_bytes
+from edgespec.models.batching import wait_for
+from edgespec.models.build import CUDA_FORMATS, build_decoder, cuda_works
 from edgespec.models.cpu import usable_threads
-from edgespec.models.spec import ModelSpec
+from edgespec.models.footprint import Footprint, footprint, position_bytes
 from edgespec.models.tokenizer import Tokenizer, load_tokenizer
 from edgespec.models.weights import WeightFile, open_weights
 from predictor.costs import CostTable
@@ -37,8 +38,8 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 8192  # longer ones have to be asked for: the KV of an unused long context is a promise of memory
 _LEAST_CONTEXT = 512
+_CONTEXT_STEP = 64
 _DRAFTS_ROOM = 96 << 20
-WORKSPACE = 160 << 20  # the interpreter, ONNX Runtime's code and arena, and activations of a prefill chunk (measured)
 _COST_WIDTHS = (1, 2, 3, 4, 6, 9)
 _COST_POSITION = 64
 
@@ -56,6 +57,11 @@ class Target:
     facts: TargetFacts
     sessions: int = 1  # conversations at once, of which drafts' own memory is planned
 
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of keys and values of one position, in the precision that the engine keeps them in."""
+        return int(getattr(self.decoder, "position_bytes", position_bytes(self.decoder.spec)))
+
     def measure_costs(self) -> None:
         """Time a forward of each width, unless that was done before, here or in an earlier run on this device."""
         widths = [width for width in _COST_WIDTHS if width <= self.context]
@@ -68,7 +74,7 @@ class Target:
 
         def forward(width: int) -> None:
             cache.crop(start)
-            self.decoder.forward([0] * width, cache)
+            wait_for(self.decoder.forward([0] * width, cache).logits)
 
         self.costs.measure(forward, widths)
 
@@ -125,7 +131,8 @@ def target_facts(config: RuntimeConfig) -> TargetFacts | None:
 def _facts(model: str, weights: WeightFile, tokenizer: Tokenizer) -> TargetFacts:
     spec = weights.spec
     name = re.sub(r"\.(gguf|safetensors)$", "", re.split(r"[/\\:]", model.rstrip("/\\"))[-1]) or "target"
-    return TargetFacts(name, weights.fingerprint(), spec.hidden_size, spec.vocab_size, tokenizer.fingerprint())
+    prints = weights.fingerprint(), spec.hidden_size, spec.vocab_size, tokenizer.fingerprint()
+    return TargetFacts(name, *prints, weights.model_fingerprint())
 
 
 def threads_of(config: RuntimeConfig) -> int | None:
@@ -159,13 +166,19 @@ def prepare_steps(config: RuntimeConfig, decoder: Decoder) -> None:
     """Let an engine that captures its steps do so now for what rounds usually verify, not within the first of them."""
     prepare = getattr(decoder, "prepare_steps", None)
     if prepare is not None:
-        longest = GAMMA_MAX if config.gamma == "auto" else config.gamma
-        prepare(range(1, longest + 2))
+        prepare(range(1, max(usual_gammas(config), default=0) + 2))
 
 
-def position_bytes(spec: ModelSpec) -> int:
-    """Bytes of keys and values (float32) that one position takes."""
-    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 4
+def usual_gammas(config: RuntimeConfig) -> Sequence[int]:
+    """How many tokens a draft is asked for."""
+    return range(1, GAMMA_MAX + 1) if config.gamma == "auto" else [config.gamma] if config.gamma else []
+
+
+def footprint_of(config: RuntimeConfig, weights: WeightFile) -> Footprint:
+    """What the engine that is meant takes for these weights."""
+    device = device_of(config)
+    unified = device == "cuda" and topology_of(config).kind == "unified"
+    return footprint(weights, device, config.weight_format, unified=unified)
 
 
 def _fitting_context(config: RuntimeConfig, weights: WeightFile) -> tuple[int, dict[str, int]]:
@@ -173,34 +186,36 @@ def _fitting_context(config: RuntimeConfig, weights: WeightFile) -> tuple[int, d
 
     Also the plan: bytes by part. One conversation's cache is planned; further ones take theirs as they grow.
     """
-    spec = weights.spec
-    position = position_bytes(spec)
-    need = {"target": planned_bytes(weights, device_of(config), config.weight_format), "workspace": WORKSPACE}
-    if config.context is not None:
-        if config.context > spec.max_positions:
-            raise ModelError(
-                f"a context of {config.context} is more than the {spec.max_positions} positions of {weights.path}"
-            )
-        need["KV cache"] = config.context * position
-        check_memory(config, need)
-        return config.context, need
-    topology = topology_of(config)
-    room = min(parse_budget(config.memory_budget, topology), topology.available_bytes()) - sum(need.values())
-    context = fitting_context(config, spec, room)
-    need["KV cache"] = context * position
-    check_memory(config, need)
-    return context, need
+    spec, size = weights.spec, footprint_of(config, weights)
+    if config.context is not None and config.context > spec.max_positions:
+        raise ModelError(
+            f"a context of {config.context} is more than the {spec.max_positions} positions of {weights.path}"
+        )
+    context = config.context
+    if context is None:
+        topology = topology_of(config)
+        gone = 0 if config.memory_budget == "auto" else sum(size.before().values())
+        room = min(parse_budget(config.memory_budget, topology) - gone, topology.available_bytes())
+        context = fitting_context(config, spec.max_positions, size, room)
+    need = {"target": size.weights, **size.beside(context), "KV cache": size.cache(context)}
+    check_memory(config, need, size.before())
+    return context, {**size.before(), **need}
 
 
-def fitting_context(config: RuntimeConfig, spec: ModelSpec, room: int) -> int:
-    """The context where none was asked for: the longest that fits, up to the model's own or 8192.
+def fitting_context(config: RuntimeConfig, longest: int, size: Footprint, room: int) -> int:
+    """The context where none was asked for: the longest that fits, up to the model's own (`longest`) or 8192.
 
-    room: bytes for keys and values and drafts. What two drafts of the usual size take is left to them, but no more than
-    a quarter: without any draft a longer context is of little use.
+    room: bytes for all that is still to be taken. What two drafts of the usual size take is left to them, but no more
+    than a quarter of what weights leave: without any draft a longer context is of little use.
     """
-    longest = min(DEFAULT_CONTEXT, spec.max_positions)
-    left = 0 if config.drafts == () or config.resident == 0 else min(_DRAFTS_ROOM, max(room, 0) // 4)
-    return int(min(longest, max((room - left) // position_bytes(spec), min(_LEAST_CONTEXT, longest))))
+    longest = min(DEFAULT_CONTEXT, longest)
+    room -= size.weights + sum(size.beside(longest).values())
+    room -= 0 if config.drafts == () or config.resident == 0 else min(_DRAFTS_ROOM, max(room, 0) // 4)
+    least = min(_LEAST_CONTEXT, longest)
+    context = min(longest, max(room // size.position, least))
+    while context > least and size.cache(context) > room:  # engines take memory for more positions than one asks for
+        context = max(least, context - _CONTEXT_STEP)
+    return int(context)
 
 
 def check_memory(config: RuntimeConfig, need: dict[str, int], before: Mapping[str, int] | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,9 +77,9 @@ def slots_that_fit(config: RuntimeConfig, target: Target, drafts: Sequence[Draft
         budget = min(budget, free)
     plan = MemoryPlan(
         target=sum(target.planned.values()),
-        workspace=0,
+        beside={},
         context=0,
-        position=0,
+        cache=lambda _tokens: 0,
         drafts=[DraftNeed(draft.name, draft.slot_bytes, own[draft.name]) for draft in weighty],
         budget=budget,
         asked=config.resident,
@@ -351,7 +351,8 @@ def hold_drafts(
     # Free drafts say by their level what to expect.
     expected = {name: manifest.expected for name, manifest in weighty.items() if manifest.expected is not None}
     fingerprints = {name: manifest.weights_fingerprint for name, manifest in weighty.items()}
-    ranker = _ranker(target, catalog.home(config.home), fingerprints)
+    targets = dict.fromkeys([target.facts.fingerprint, *(m.target.fingerprint for m in weighty.values())])
+    ranker = _ranker(targets, catalog.home(config.home), fingerprints)
     held = HeldDrafts(
         config,
         target,
@@ -379,16 +380,19 @@ def _policy(config: RuntimeConfig, target: Target, names: list[str], slots: int)
         raise ConfigError(f"the policy {config.policy!r} cannot work: {error}") from error
 
 
-def _ranker(target: Target, home: Path, fingerprints: Mapping[str, str]) -> Ranker | None:
-    """The ranker made for this target and these drafts: the user's own before the one that comes with the program.
-
-    None is no fault: drafts are then chosen by observation.
-    """
+def _ranker(targets: Iterable[str], home: Path, fingerprints: Mapping[str, str]) -> Ranker | None:
+    """The ranker made for one of these targets (fingerprints of weights) and these drafts: the user's own before the
+    program's. None is no fault: drafts are then chosen by observation."""
     if not fingerprints:
         return None
     from predictor.ranker import ZOO, find
 
-    found, reasons = find([home / "rankers", ZOO], target.facts.fingerprint, fingerprints)
-    for reason in reasons:
+    found, reasons = None, list[str]()
+    for fingerprint in targets:
+        found, more = find([home / "rankers", ZOO], fingerprint, fingerprints)
+        reasons += more
+        if found is not None:
+            break
+    for reason in dict.fromkeys(reasons):
         _log.warning("%s Drafts are chosen %s", reason, "by another ranker" if found else "by observation alone")
     return found

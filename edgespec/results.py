@@ -28,7 +28,7 @@ class TextDelta:
 
     accepted: how many of `token_ids` were guessed by a draft. draft: the one of the round that completed this piece,
     None for a plain round. (Tokens that were held back, see `Answer`, may come from earlier rounds.) finish_reason is
-    None on all pieces but the last.
+    None on all pieces but the last. logprobs: one entry per token of this piece, None unless asked for.
     """
 
     text: str
@@ -36,6 +36,7 @@ class TextDelta:
     draft: str | None
     accepted: int
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(slots=True)

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from drafts.hub_sets import SetFit, fitting
-from edgespec.loading import WORKSPACE
 from edgespec.memory import topology
-
-# CUDA's context, its libraries and torch, before any weight: an estimate for Jetson boards, not a measurement.
-CUDA_WORKSPACE = 1_000_000_000
+from edgespec.models.footprint import CUDA_PROCESS, WORKSPACE
 
 
 def sets_here(root: Path = Path("/"), *, available: int | None = None, context: int = 2048) -> list[SetFit]:
@@ -18,4 +15,4 @@ def sets_here(root: Path = Path("/"), *, available: int | None = None, context: 
     On a board with unified memory the GPU's engine is planned, which takes more than the CPU's before any weight.
     """
     free = topology.host_available_bytes(root) if available is None else available
-    return fitting(free, workspace=CUDA_WORKSPACE if topology.is_integrated(root) else WORKSPACE, context=context)
+    return fitting(free, workspace=CUDA_PROCESS if topology.is_integrated(root) else WORKSPACE, context=context)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.memory.states import DraftState
 from edgespec.memory.working_set import State, WorkingSet
 from edgespec.telemetry.trace import NULL_TRACER, NullTracer, Tracer
 from predictor.costs import CostTable
@@ -197,13 +198,20 @@ class Scheduler:
             self.working_set.retarget(wanted, reason=reason, in_use=in_use)
             return True
 
+    def states(self) -> Mapping[str, DraftState]:
+        """All drafts with weights, as the working set has them now."""
+        return self.working_set.states()
+
+    def settle(self) -> None:
+        """What was wished for has been passed on after this call; here it always has."""
+
     def hold(
         self, *, rounds: int, rounds_left: float, active: str | None, ranking: Mapping[str, float] | None
     ) -> Holding:
         """Ask the policy what to hold, and pass it on. Waits only if the policy says so (`mab-sync`)."""
         if self.pinned is not None:
             return Holding((), "")
-        states = self.working_set.states()
+        states = self.states()
         usable = [status.name for status in self.drafts if status.active]
         by_state: dict[State, set[str]] = {}
         for name, state in states.items():
@@ -224,6 +232,7 @@ class Scheduler:
         if holding is None or not self.retarget(holding.wanted, holding.reason, in_use=active):
             return Holding((), "")
         if holding.wait and holding.wanted:
+            self.settle()
             begin = time.perf_counter()
             self.working_set.wait_for(holding.wanted[0], _WAIT_SECONDS)
             self.exposed_seconds += time.perf_counter() - begin

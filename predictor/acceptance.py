@@ -12,6 +12,7 @@ _EXPECTED_TRIES = 14.0  # weight of an expectation for this very text, against t
 _FRESH = 0.3  # what the recent past counts when another text begins
 _FOREIGN = 0.1  # the same, where there is an expectation for the other text
 _MOST = 0.98
+_HOPELESS = 0.01  # a token that is reached and right more rarely is not worth the arithmetic
 _FALLEN, _FALLEN_TRIES = 0.5, 3.0
 
 
@@ -27,9 +28,12 @@ class _LongRun:
         self.version = 0  # of `tried`: rates that were worked out before are out of date
 
 
-def _count(counts: list[float], hit: bool, keep: float) -> None:
-    counts[0] = counts[0] * keep + hit
-    counts[1] = counts[1] * keep + 1
+def _count(positions: list[list[float]], tries: int, hits: int, keep: float) -> None:
+    """Count a try at each of the first positions, the first of which were hits."""
+    for place in range(tries):
+        counts = positions[place]
+        counts[0] = counts[0] * keep + (place < hits)
+        counts[1] = counts[1] * keep + 1
 
 
 class Acceptance:
@@ -44,7 +48,7 @@ class Acceptance:
     what is observed in the text outweighs it within some fifteen tries.
     """
 
-    __slots__ = ("_common", "_expected", "_fast", "_foresaw", "_long", "_prior", "_rates", "_version")
+    __slots__ = ("_common", "_expected", "_fast", "_foresaw", "_long", "_prior", "_rates", "_tokens", "_version")
 
     def __init__(self, prior: float, positions: int) -> None:
         self._prior = prior
@@ -53,6 +57,7 @@ class Acceptance:
         self._expected: float | None = None
         self._foresaw = False  # whether there was an expectation for the text at hand
         self._rates: list[float] | None = None
+        self._tokens: list[float] | None = None  # that these rates promise
         self._version = -1  # of the long run, in which the rates were worked out
         self._common: Acceptance | None = None
 
@@ -68,21 +73,23 @@ class Acceptance:
 
     def update(self, proposed: int, accepted: int) -> None:
         """Take in a block whose first `proposed` tokens were judged, of which the first `accepted` were right."""
+        tries = min(proposed, accepted + 1, len(self._fast))
+        if tries <= 0:
+            return
         self._long.version += 1
-        for position in range(min(proposed, accepted + 1, len(self._fast))):
-            hit = position < accepted
-            _count(self._fast[position], hit, _FAST)
-            _count(self._long.tried[position], hit, _SLOW)
-            if self._common is not None:
-                _count(self._common._fast[position], hit, _FAST)
+        _count(self._fast, tries, accepted, _FAST)
+        _count(self._long.tried, tries, accepted, _SLOW)
+        if self._common is not None:
+            _count(self._common._fast, tries, accepted, _FAST)
 
     def offer(self, asked: int, offered: int) -> None:
         """Take in that of `asked` tokens the draft offered the first `offered`."""
         long = self._long
-        for position in range(min(asked, len(long.offers))):
-            counts = long.offers[position]
-            _count(counts, position < offered, _SLOW)
-            long.offered[position] = counts[0] / counts[1]
+        asked = min(asked, len(long.offers))
+        _count(long.offers, asked, offered, _SLOW)
+        for position in range(asked):
+            hits, tries = long.offers[position]
+            long.offered[position] = hits / tries
 
     def expect(self, rate: float | None) -> None:
         """What is expected of the first token in this text; None = nothing but the long run."""
@@ -94,23 +101,45 @@ class Acceptance:
 
     def rates(self) -> list[float]:
         """The chance of each position, given that all before it were accepted."""
-        long = self._long
-        if self._rates is None or self._version != long.version:
-            self._rates, self._version = [], long.version
-            usual = usual_before = self._prior
-            before = 0.0
-            for place, ((fast, tries), (slow, slow_tries)) in enumerate(zip(self._fast, long.tried, strict=True)):
-                usual = (slow + PRIOR_TRIES * usual_before) / (slow_tries + PRIOR_TRIES)
-                lean, weight = usual, _SLOW_TRIES
-                if place:
-                    weight = _FURTHER_TRIES
-                    lean = min(before * usual / usual_before, _MOST) if usual_before else 0.0
-                elif self._expected is not None:
-                    lean, weight = self._expected, _EXPECTED_TRIES
-                before = (fast + weight * lean) / (tries + weight)
-                usual_before = usual
-                self._rates.append(before)
-        return self._rates
+        rates = self._rates
+        if rates is None or self._version != self._long.version:
+            self._version = self._long.version
+            self._rates = rates = self._worked_out()
+            self._tokens = None
+        return rates
+
+    def _worked_out(self) -> list[float]:
+        """The rates, one position after the other."""
+        places = zip(self._fast, self._long.tried)
+        (fast, tries), (slow, slow_tries) = next(places)
+        usual = (slow + PRIOR_TRIES * self._prior) / (slow_tries + PRIOR_TRIES)
+        lean, weight = usual, _SLOW_TRIES
+        if self._expected is not None:
+            lean, weight = self._expected, _EXPECTED_TRIES
+        rate = (fast + weight * lean) / (tries + weight)
+        rates = [rate]
+        for (fast, tries), (slow, slow_tries) in places:
+            before, usual = usual, (slow + PRIOR_TRIES * usual) / (slow_tries + PRIOR_TRIES)
+            lean = rate * usual / before if before else 0.0
+            if lean > _MOST:
+                lean = _MOST
+            rate = (fast + _FURTHER_TRIES * lean) / (tries + _FURTHER_TRIES)
+            rates.append(rate)
+        return rates
+
+    def tokens(self) -> list[float]:
+        """Expected tokens of a round with gamma 1, 2, ...: up to the first gamma whose last token is hopeless."""
+        rates = self.rates()
+        if self._tokens is None:
+            reached = expected = 1.0
+            self._tokens = tokens = []
+            for rate in rates:
+                reached *= rate
+                expected += reached
+                tokens.append(expected)
+                if reached < _HOPELESS:
+                    break
+        return self._tokens
 
     def usual(self) -> float:
         """The first token's chance in the long run, whatever is expected of this text."""

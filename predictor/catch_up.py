@@ -39,8 +39,10 @@ class CatchUp:
     def earn(self, round_seconds: float) -> None:
         """A round of that length is over."""
         self._begun = True
-        most = max(_SAVED_ROUNDS * _SHARE * round_seconds, PIECE * self._token_seconds)
-        self._purse = min(self._purse + _SHARE * round_seconds, most)
+        purse, most = self._purse + _SHARE * round_seconds, _SAVED_ROUNDS * _SHARE * round_seconds
+        if purse > most:
+            purse = min(purse, max(most, PIECE * self._token_seconds))
+        self._purse = purse
 
     def choose(self, candidates: Sequence[Candidate], preferred: str | None, informed: bool = False) -> Reading | None:
         """The draft that reads now, among those that lag too far to run.

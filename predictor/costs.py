@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 _GUESSED_SECONDS = 0.01  # the plain step of an unmeasured device; only ratios matter until the first measurement
@@ -55,6 +54,8 @@ class CostTable:
         self._alias: dict[str, str] = {}
         self._seen = dict.fromkeys(self._drafts, _KNOWN)  # samples of a draft, up to now
         self._curve: list[float] = []  # verify(1), verify(2), ... as far as asked for; replaced, never changed
+        self._spans: list[_Span] = []  # between which known widths each width of the curve lies
+        self._spanned = -1  # how many widths were known then
         self._lock = threading.Lock()  # around what changes several numbers
 
     def covers(self, widths: Iterable[int]) -> bool:
@@ -71,9 +72,10 @@ class CostTable:
         if len(curve) >= widest:
             return curve
         with self._lock:
-            points = sorted(self._verify.items())
-            worked_out = (_interpolated(points, at) for at in range(1, max(widest, _CURVE) + 1))
-            self._curve = curve = list(accumulate(worked_out, max))
+            known = self._verify
+            if len(self._spans) < widest or len(known) != self._spanned:
+                self._spans, self._spanned = _spans(sorted(known), max(widest, _CURVE)), len(known)
+            self._curve = curve = _interpolated(known, self._spans)
             return curve
 
     def file_under(self, name: str, common: str) -> None:
@@ -120,20 +122,19 @@ class CostTable:
 
     def observe_verify(self, width: int, seconds: float) -> None:
         """Take in the measured time of one forward over `width` tokens. Samples that are no time are ignored."""
-        if width < 1 or not 0 < seconds < math.inf:
+        if width < 1 or not 0 < seconds < math.inf or self._verify.get(width) == seconds:
             return
         with self._lock:
             known = self._verify.get(width)
-            if known == seconds:
-                return
             self._curve = []
             if known is None:
                 self._verify[width] = seconds
                 return
             ratio = min(max(seconds / known, 1 / _OUTLIER), _OUTLIER)
-            own, along = ratio**_RATE, ratio ** (_RATE * _COUPLING)
-            for other in self._verify:
-                self._verify[other] *= own if other == width else along
+            along = ratio ** (_RATE * _COUPLING)
+            for other, before in self._verify.items():
+                self._verify[other] = before * along
+            self._verify[width] = known * ratio**_RATE
 
     def observe_draft(self, name: str, seconds: float) -> None:
         """Take in the measured time of one step of a draft."""
@@ -168,7 +169,7 @@ class CostTable:
             measured[width] = sorted(samples)[len(samples) // 2]
         fresh = CostTable(measured)
         with self._lock:
-            self._verify, self._curve = fresh._verify, []
+            self._verify, self._curve, self._spans = fresh._verify, [], []
 
     def to_json(self) -> dict[str, Any]:
         """What was measured, as plain JSON values. What was never measured has no entry."""
@@ -217,14 +218,39 @@ class _Median:
             self.value = sorted(self._samples)[(len(self._samples) - 1) // 2]
 
 
-def _interpolated(points: list[tuple[int, float]], width: int) -> float:
-    if not points:
-        return _GUESSED_SECONDS * (1 + _GUESSED_SLOPE * (width - 1))
-    if len(points) == 1:
-        known, seconds = points[0]
-        return seconds * (1 + _GUESSED_SLOPE * (width - 1)) / (1 + _GUESSED_SLOPE * (known - 1))
-    after = min(max(bisect.bisect_left(points, (width, 0.0)), 1), len(points) - 1)
-    (left, low), (right, high) = points[after - 1], points[after]
-    value = low + (high - low) * (width - left) / (right - left)
-    # Outside the measured range a noisy slope must not carry the line below what was measured or below zero.
-    return max(value, high) if width > right else max(value, 0.1 * low)
+_Span = tuple[int, int, float, float]
+"""For a width, the known widths `left` and `right` that its time is worked out from, `width - left` and `right - left`;
+a single known one is left and right, and gives the width's and its own part of the guessed slope."""
+
+
+def _spans(known: Sequence[int], widest: int) -> list[_Span]:
+    """known: measured widths, in order. Those of widths 1 to `widest`."""
+    if not known:
+        return [(0, 0, 1 + _GUESSED_SLOPE * at, 1.0) for at in range(widest)]
+    if len(known) == 1:
+        only = known[0]
+        return [(only, only, 1 + _GUESSED_SLOPE * at, 1 + _GUESSED_SLOPE * (only - 1)) for at in range(widest)]
+    spans: list[_Span] = []
+    for width in range(1, widest + 1):
+        after = min(max(bisect.bisect_left(known, width), 1), len(known) - 1)
+        left, right = known[after - 1], known[after]
+        spans.append((left, right, width - left, right - left))
+    return spans
+
+
+def _interpolated(known: Mapping[int, float], spans: Sequence[_Span]) -> list[float]:
+    """Seconds of widths 1, 2, ... by the line through the known ones beside each, never falling."""
+    if len(known) < 2:
+        return [known.get(left, _GUESSED_SECONDS) * part / whole for left, _, part, whole in spans]
+    found, top = [], 0.0
+    for left, right, part, whole in spans:
+        low, high = known[left], known[right]
+        value = low + (high - low) * part / whole
+        # Outside the measured range a noisy slope must not carry the line below what was measured or below zero.
+        least = high if part > whole else 0.1 * low
+        if value < least:
+            value = least
+        if value > top:
+            top = value
+        found.append(top)
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,7 @@ _DISTURBANCE = 0.1  # seconds of rounds that a second of loading costs
 _PAYS = 0.5  # share of the rounds left in which a load must have paid back
 
 
-@dataclass(frozen=True, slots=True)
-class Prospect:
+class Prospect(NamedTuple):
     """What a draft promises in this text. speed: tokens a second; rate: of its first token. load, read: seconds."""
 
     name: str

@@ -42,7 +42,6 @@ __all__ = [
 # What is assumed about a level before anything was seen: 1 is "a model that can run", more the length of a match.
 GAMMA_MAX = 8  # the longest block that is planned
 _PRIORS = (0.0, 0.5, 0.3, 0.45, 0.55, 0.65, 0.75)
-_HOPELESS = 0.01  # a token that is reached and right more rarely is not worth the arithmetic
 _GUARD = 0.035  # a draft must promise that much more than plain steps: an estimate from a few tries is off by more
 _HORIZON = 16  # rounds that share the price of what a draft has to read up on
 _CAUTION = 0.9  # of the acceptance that was measured when a draft was made: this text is another one
@@ -177,34 +176,32 @@ class AutoPlanner:
         return self._shadows
 
     def _best(self, candidates: Sequence[Candidate], longest: int) -> Plan:
-        best, best_value = PLAIN, (1.0 + _GUARD) / self.costs.verify(1)
+        best, best_gamma, best_value = None, 0, (1.0 + _GUARD) / self.costs.verify(1)
         if longest > 0:
             for candidate in candidates:
                 if candidate.level > 0:
                     gamma, value = self._value(candidate, longest)
                     if value > best_value * (1 + 1e-9):
-                        best, best_value = Plan(candidate.name, gamma), value
-        return self._with_floor(best, best_value)
+                        best, best_gamma, best_value = candidate.name, gamma, value
+        return PLAIN if best is None else Plan(best, best_gamma, self._floor(best, best_gamma, best_value))
 
     def _value(self, candidate: Candidate, longest: int) -> tuple[int, float]:
         """The gamma up to `longest` with which a draft makes most tokens a second, and how many; at least 1."""
-        arm = self._arm(candidate.name, candidate.level)
-        step, curve = self.costs.draft(candidate.name), self.costs.curve(longest + 1)
+        arm, costs = self._arm(candidate.name, candidate.level), self.costs
+        step, curve = costs.draft(candidate.name), costs.curve(longest + 1)
         width = curve[0]
-        seconds = width + self.costs.catch_up(candidate.name, candidate.behind) / _HORIZON
+        seconds = width
+        if candidate.behind:
+            seconds += costs.catch_up(candidate.name, candidate.behind) / _HORIZON
         best, best_value = 1, 0.0
-        expected = reached = before = 1.0
-        for place, (rate, offered) in enumerate(zip(arm.rates()[:longest], arm.offered()), start=1):
+        before = 1.0
+        for place, (expected, offered) in enumerate(zip(arm.tokens()[:longest], arm.offered()), start=1):
             wider = curve[place]
-            reached *= rate
-            expected += reached
             # A token is made before its draft thinks better of it, and only offered ones widen the target's forward.
             seconds += before * step + offered * (wider - width)
             before, width = offered, wider
             if expected > best_value * seconds * (1 + 1e-9):
                 best, best_value = place, expected / seconds
-            if reached < _HOPELESS:
-                break
         return best, best_value
 
     def _may_pay(self, candidate: Candidate) -> bool:
@@ -213,23 +210,23 @@ class AutoPlanner:
         rate = self._arm(candidate.name, candidate.level).rates()[0]
         return (1 + rate) * plain > wider + self.costs.draft(candidate.name)
 
-    def _with_floor(self, plan: Plan, value: float) -> Plan:
-        """The plan, with the tokens that the seconds of one more token would bring at `value` tokens a second."""
-        if plan.draft is None:
-            return plan
-        verify = self.costs.verify
-        further = self.costs.draft(plan.draft) + (verify(plan.gamma + 1) - verify(1)) / plan.gamma
-        return Plan(plan.draft, plan.gamma, min(further * value, 1.0))
+    def _floor(self, draft: str, gamma: int, value: float) -> float:
+        """The tokens that the seconds of one more token would bring at `value` tokens a second: `Plan.floor`."""
+        curve = self.costs.curve(gamma + 1)
+        further = self.costs.draft(draft) + (curve[gamma] - curve[0]) / gamma
+        return min(further * value, 1.0)
 
     def _arm(self, name: str, level: int) -> Acceptance:
-        level = min(level, len(_PRIORS) - 1)
         arm = self._acceptance.get((name, level))
-        if arm is None:
-            if self._common is not None:
-                arm = self._common._arm(name, level).for_text()
-            else:
-                arm = Acceptance(self._expected.get(name, _PRIORS[level]), self.gamma_max)
-            self._acceptance[name, level] = arm
+        if arm is not None:
+            return arm
+        if level >= len(_PRIORS):
+            return self._arm(name, len(_PRIORS) - 1)
+        if self._common is not None:
+            arm = self._common._arm(name, level).for_text()
+        else:
+            arm = Acceptance(self._expected.get(name, _PRIORS[level]), self.gamma_max)
+        self._acceptance[name, level] = arm
         return arm
 
     def _probe(self, candidates: Sequence[Candidate], best: Plan) -> Plan:

@@ -58,8 +58,7 @@ class Forecast(NamedTuple):
 NOTHING_TO_DRAFT = Forecast(None, (), ())
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(NamedTuple):
     """What one round showed.
 
     drafted: tokens the draft produced. proposed: those that were judged; `accepted` < `proposed` means that the token

@@ -11,8 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from predictor.catch_up import FREELY, CatchUp, able
 from predictor.costs import CostTable
 from predictor.features import lately
@@ -44,26 +42,31 @@ def replay(
 
 
 class _Text:
-    """A recorded text as rounds ask for it, and what was made of it so far. position: tokens of the answer."""
+    """A recorded text as rounds ask for it, and what was made of it so far.
+
+    accepts: of each draft, by position. levels: by position, of the drafts without weights, lookup the last of them.
+    position: tokens of the answer. seen: how often each draft's first guess was right of late.
+    """
+
+    __slots__ = (
+        "_rows", "accepts", "exposed", "fallbacks", "length", "levels", "limit", "position", "rounds", "seconds",
+        "seen", "share", "trace",
+    )  # fmt: skip
 
     def __init__(self, world: World, trace: TextTrace) -> None:
         self.trace = trace
         self.length = trace.accepts.shape[1] + 1
         self.limit = max(world.max_new_tokens, self.length)
-        self.accepts: dict[str, list[int]] = dict(zip(world.names, trace.accepts.tolist()))
-        self.accepts[LOOKUP] = trace.lookup_accepts.tolist()
+        self.accepts: dict[str, list[int]] = {**dict(zip(world.names, trace.rights)), LOOKUP: trace.rights[-1]}
         always = [1] * (self.length - 1)
-        self.levels: dict[str, list[int]] = {
-            name: trace.levels[name].tolist() if name in trace.levels else always for name in world.free
-        }
-        self.levels[LOOKUP] = trace.lookup_level.tolist()
+        grounds = [trace.grounds.get(name, always) for name in world.names if name in world.free]
+        self.levels: list[tuple[int, ...]] = list(zip(*grounds, trace.lookup_grounds))
         self._rows = {name: row for row, name in enumerate(world.names)}
-        self._chances: dict[str, list[list[float]]] = {}
         self.position = 1
         self.rounds = self.fallbacks = 0
         self.seconds = self.exposed = 0.0
         self.share: Counter[str] = Counter()
-        self.seen: dict[str, float] = {}  # first guesses of drafts that were right of late
+        self.seen: dict[str, float] = {}
 
     @property
     def known(self) -> int:
@@ -72,17 +75,15 @@ class _Text:
 
     def offered(self, draft: str, gamma: int, floor: float) -> tuple[int, int]:
         """Tokens that the draft offers of `gamma`, and the steps it took: one more where it thought better of it."""
-        if self.trace.confidences is None or draft not in self._rows:
+        row = self._rows.get(draft)
+        chances = None if row is None else self.trace.chances(row)
+        if chances is None:
             return gamma, gamma
-        rows = self._chances.get(draft)
-        if rows is None:
-            chances = np.cumprod(self.trace.confidences[self._rows[draft]] / 255.0, axis=-1)
-            rows = self._chances[draft] = chances.tolist()
-        row = rows[self.position - 1][:gamma]
-        for place, chance in enumerate(row):
+        block = chances[self.position - 1][:gamma]
+        for place, chance in enumerate(block):
             if chance < floor or not chance:
                 return place, place + 1
-        return len(row), len(row)
+        return len(block), len(block)
 
     def saw(self, draft: str, right: bool) -> None:
         """The first token that the draft guessed was judged."""
@@ -112,7 +113,8 @@ class Replay:
         self._weighted = frozenset(self._names)
         self._resident: frozenset[str] | None = None
         self._held: list[str] = []  # drafts with weights that are resident, in their order
-        self._free_known: dict[tuple[str, int], Candidate] = {}
+        self._free = (*(name for name in world.names if name in world.free), LOOKUP)
+        self._free_known: dict[tuple[int, ...], list[Candidate]] = {}  # by their levels
         self._spent = 0.0  # seconds of the round so far
         self._ahead: Ahead | None = None  # of the text, where somebody asks
 
@@ -177,31 +179,41 @@ class Replay:
 
     def _round(self) -> None:
         policy, text = self.policy, self._text
-        resident = self.memory.acquire()
-        there: frozenset[str] | dict[str, Candidate] = resident
         limit = text.limit - text.position - 1
         self._spent = 0.0
-        plan, candidates = PLAIN, []
+        plan, candidates, level = PLAIN, [], 0
         if limit > 0 and not policy.off:
-            candidates = self._candidates(resident)
-            there = {candidate.name: candidate for candidate in candidates}
+            candidates = self._candidates()
+            there = {candidate.name: candidate.level for candidate in candidates}
             wanted = policy.plan(candidates, limit)
-            gamma = min(wanted.gamma, limit)
-            if wanted.draft in there and gamma > 0:
-                plan = Plan(wanted.draft, gamma, wanted.floor)
+            if wanted.draft in there and wanted.gamma > 0:
+                plan = wanted if wanted.gamma <= limit else Plan(wanted.draft, limit, wanted.floor)
+                level = there[wanted.draft]
         shadows = policy.shadows(plan, candidates)
         preferred = policy.preferred()
-        observation = self._judge(plan, candidates, shadows)
-        self._finish(plan, observation, preferred is not None and preferred not in there)
+        fallback = preferred is not None and preferred not in (there if candidates else self.memory.acquire())
+        self._finish(plan, self._judge(plan, level, shadows), fallback)
 
-    def _candidates(self, resident: frozenset[str]) -> list[Candidate]:
+    def _candidates(self) -> list[Candidate]:
         """The drafts that may run, after one that lags has read a piece of what it missed."""
         text, ledger, known = self._text, self._ledger, self._text.known
-        column = text.position - 1
-        found = [self._free(name, levels[column]) for name, levels in text.levels.items()]
+        resident = self.memory.acquire()
         if resident is not self._resident:
             self._resident, self._held = resident, [name for name in self._names if name in resident]
-        found += [ledger.candidate(name, known) for name in self._held]
+        levels = text.levels[text.position - 1]
+        free = self._free_known.get(levels)
+        if free is None:
+            free = [Candidate(name, level, True) for name, level in zip(self._free, levels)]
+            self._free_known[levels] = free
+        held = [ledger.candidate(name, known) for name in self._held]
+        for candidate in held:
+            if candidate.behind > FREELY:
+                return self._reading([*free, *held], known)
+        return [*free, *held]
+
+    def _reading(self, found: list[Candidate], known: int) -> list[Candidate]:
+        """Let one that lags read, if any may; those that can run then."""
+        ledger = self._ledger
         reading = self._catch_up.choose(found, self._reader(), self.policy.informed())
         if reading is not None:
             tokens = ledger.reads(reading.draft, known, reading.limit)
@@ -211,12 +223,6 @@ class Replay:
             self.policy.costs.observe_catch_up(reading.draft, tokens, seconds)
             found = [ledger.candidate(c.name, known) if c.name == reading.draft else c for c in found]
         return able(found)
-
-    def _free(self, name: str, level: int) -> Candidate:
-        key = name, level
-        if key not in self._free_known:
-            self._free_known[key] = Candidate(name, level, True)
-        return self._free_known[key]
 
     def _work(self, seconds: float) -> float:
         """Let work be done in the round; returns what it takes: longer as far as a load goes on beside it."""
@@ -235,17 +241,16 @@ class Replay:
             seconds += self.world.costs.catch_up(draft, behind)
         return self._work(seconds), since
 
-    def _judge(self, plan: Plan, candidates: Sequence[Candidate], shadows: Sequence[Candidate]) -> Observation:
-        """Propose, verify, commit, learn."""
+    def _judge(self, plan: Plan, level: int, shadows: Sequence[Candidate]) -> Observation:
+        """Propose, verify, commit, learn. level: of the draft that proposes."""
         text, draft = self._text, plan.draft
         column, left = text.position - 1, text.length - text.position
         guessed = [self._guessed(shadow.name, shadow.shadow) for shadow in shadows] if shadows else []
         for seconds, _ in guessed:
             self.outcome.shadow_seconds += seconds
-        drafted = right = unread = level = 0
+        drafted = right = unread = 0
         draft_seconds = 0.0
         if draft is not None:
-            level = next(candidate.level for candidate in candidates if candidate.name == draft)
             drafted, steps = text.offered(draft, plan.gamma, plan.floor)
             right = min(text.accepts[draft][column], drafted)
             draft_seconds, unread = self._guessed(draft, steps)
@@ -289,10 +294,11 @@ class Replay:
             self.outcome.switches += self._last not in (None, ran)
             self._last = ran
         self._catch_up.earn(seconds)
-        self._loaded(self.memory.advance(seconds))
+        if self.memory.loading is not None:
+            self._loaded(self.memory.advance(seconds))
         if observation.draft in self._weighted:
             self._active = observation.draft
-        if text.position < text.length:
+        if text.position < text.length and (self._asked is not None or text.rounds >= self._due):
             self._schedule()
 
     # Scheduling points

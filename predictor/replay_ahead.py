@@ -11,12 +11,14 @@ import numpy.typing as npt
 
 from predictor.catch_up import FREELY, PIECE
 from predictor.policies.base import LOOKUP, LOOKUP_LEVEL
-from predictor.policies.oracle import Leg, Way, Ways
+from predictor.policies.oracle import Leg, Ways
 from predictor.replay_world import TextTrace, World
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 _STRETCHES = 32  # that are looked ahead for drafts that come
+_ENDLESS = 1 << 20  # tokens of a block that a draft does not end
+_NOBODY = -1  # the row of no draft
 
 
 class Entry(NamedTuple):
@@ -43,7 +45,7 @@ class Ahead:
         self._steps = steps
         self._places = {name: row for row, name in enumerate(world.names)}
         self._verify = np.asarray(verify)
-        self._once: dict[Ways, tuple[Ints, Floats]] = {}
+        self._tables: dict[Ways, Tables] = {}
         self._courses: dict[tuple[tuple[str, ...], int | None, int], Course] = {}
 
     def foresee(
@@ -63,48 +65,86 @@ class Ahead:
 
     def after(self, ways: Ways, rounds: int | None) -> tuple[Ints, Floats]:
         """Where so many rounds (None = all) end and what they take, from each position: [ways, positions]."""
-        if ways not in self._once:
-            self._once[ways] = self._one(ways)
-        return _repeated(*self._once[ways], self.length if rounds is None else rounds)
+        return self.tables(ways).after(self.length if rounds is None else rounds)
+
+    def tables(self, ways: Ways) -> Tables:
+        """What rounds along these ways come to."""
+        if ways not in self._tables:
+            self._tables[ways] = Tables(*self._one(ways))
+        return self._tables[ways]
 
     def _one(self, ways: Ways) -> tuple[Ints, Floats]:
         """Where one round from each position ends, and what it takes: [ways, positions]."""
-        found = [self._round(way) for way in ways]
-        ends = np.empty((len(ways), self.length + 1), np.int64)
-        seconds = np.zeros((len(ways), self.length + 1))
-        ends[:, 0], ends[:, self.length] = 0, self.length
-        ends[:, 1 : self.length] = [end for end, _ in found]
-        seconds[:, 1 : self.length] = [taken for _, taken in found]
+        trace, at = self.trace, np.arange(1, self.length)
+        rows = [_NOBODY if way.draft is None else self._places[way.draft] for way in ways]
+        step = np.array([0.0 if way.draft is None else self._steps[way.draft] for way in ways])[:, None]
+        gammas = np.array([way.gamma for way in ways])[:, None]
+        block = np.minimum(np.maximum(self._limit - at - 1, 0), gammas)
+        right, sure, longest = self._guesses()
+        width = np.minimum(block, sure[rows])
+        steps = width + ((width < block) & (sure < longest)[rows])
+        looks = np.array([way.lookup for way in ways])[:, None] & (trace.lookup_level >= LOOKUP_LEVEL)
+        width, steps = np.where(looks, block, width), np.where(looks, block, steps)
+        right = np.where(looks, trace.lookup_accepts, right[rows])
+        step = np.where(looks, self._steps[LOOKUP], step)
+        ends = np.zeros((len(ways), self.length + 1), np.int64)
+        seconds = np.zeros(ends.shape)
+        ends[:, self.length] = self.length
+        ends[:, 1 : self.length] = np.minimum(at + np.minimum(right, width) + 1, self.length)
+        seconds[:, 1 : self.length] = self._verify[width + 1] + steps * step + self.world.overhead
         return ends, seconds
 
-    def _round(self, way: Way) -> tuple[Ints, Floats]:
-        trace, at = self.trace, np.arange(1, self.length)
-        block = np.minimum(np.maximum(self._limit - at - 1, 0), way.gamma)
-        right = width = steps = np.zeros_like(block)
-        step = np.zeros(len(block))
-        if way.draft is not None:
-            row = self._places[way.draft]
-            right = trace.accepts[row].astype(np.int64)
-            width, steps = self._offered(row, block)
-            if way.draft in trace.levels:
-                runs = trace.levels[way.draft] > 0
-                width, steps = width * runs, steps * runs
-            step = np.full(len(block), self._steps[way.draft])
-        if way.lookup:
-            looks = trace.lookup_level >= LOOKUP_LEVEL
-            right = np.where(looks, trace.lookup_accepts, right)
-            width, steps = np.where(looks, block, width), np.where(looks, block, steps)
-            step = np.where(looks, self._steps[LOOKUP], step)
-        ends = np.minimum(at + np.minimum(right, width) + 1, self.length)
-        return ends, self._verify[width + 1] + steps * step + self.world.overhead
+    def _guesses(self) -> tuple[Ints, Ints, Ints]:
+        """By draft and position: guesses that are right, those that the draft offers, and those that it may offer (if
+        it offers fewer, it made one more step). The last row is of no draft, which offers nothing and makes no step."""
+        trace = self.trace
+        right = np.vstack([trace.accepts, np.zeros_like(trace.lookup_accepts)]).astype(np.int64)
+        sure = np.full_like(right, _ENDLESS)
+        longest = np.full_like(right, _ENDLESS)
+        if trace.confidences is not None:
+            sure[:-1] = (trace.confidences > 0).cumprod(axis=-1).sum(axis=-1)
+            longest[:-1] = trace.confidences.shape[-1]
+        sure[_NOBODY] = longest[_NOBODY] = 0
+        for name in trace.levels.keys() & self._places.keys():
+            cannot = trace.levels[name] == 0
+            sure[self._places[name], cannot] = longest[self._places[name], cannot] = 0
+        return right, sure, longest
 
-    def _offered(self, row: int, block: Ints) -> tuple[Ints, Ints]:
-        """Tokens that a draft offers of each block, and the steps it took: fewer where it has none."""
-        if self.trace.confidences is None:
-            return block, block
-        sure = (self.trace.confidences[row] > 0).cumprod(axis=-1).sum(axis=-1)
-        width = np.minimum(block, sure)
-        return width, width + ((width < block) & (sure < self.trace.confidences.shape[-1]))
+
+class Tables:
+    """Where any number of rounds ends and what it takes, along each of some ways: by squaring what one round does.
+
+    ends, seconds: of one round from each position, [ways, positions].
+    """
+
+    def __init__(self, ends: Ints, seconds: Floats) -> None:
+        self._powers = [(ends, seconds)]
+        self._row = np.arange(len(ends))
+
+    def after(self, rounds: int) -> tuple[Ints, Floats]:
+        """From each position: [ways, positions]."""
+        ends, seconds = self._powers[0]
+        found, taken = np.tile(np.arange(ends.shape[1]), (len(ends), 1)), np.zeros_like(seconds)
+        row = self._row[:, None]
+        for ends, seconds in self._parts(rounds):
+            found, taken = ends[row, found], taken + seconds[row, found]
+        return found, taken
+
+    def after_here(self, rounds: int, here: int) -> tuple[Ints, Floats]:
+        """From one position: [ways]. A round or more."""
+        (ends, seconds), *further = self._parts(rounds)
+        found, taken = ends[:, here], seconds[:, here]
+        for ends, seconds in further:
+            found, taken = ends[self._row, found], taken + seconds[self._row, found]
+        return found, taken
+
+    def _parts(self, rounds: int) -> list[tuple[Ints, Floats]]:
+        """The powers of two that make up so many rounds, the least first."""
+        row = self._row[:, None]
+        while len(self._powers) < rounds.bit_length():
+            ends, seconds = self._powers[-1]
+            self._powers.append((ends[row, ends], seconds + seconds[row, ends]))
+        return [self._powers[power] for power in range(rounds.bit_length()) if rounds >> power & 1]
 
 
 class Course:
@@ -124,8 +164,8 @@ class Course:
         none, count = len(own), ahead.length + 1
         owners = [place for place, ways in enumerate(own.values()) for _ in ways] + [none] * len(common)
         self._owner = np.array(owners)
-        self._tables: dict[int, tuple[Ints, Floats]] = {}
-        self._ends, self._seconds = ahead.after(self._ways, rounds)
+        self._tables = ahead.tables(self._ways)
+        self._ends, self._seconds = self._tables.after(ahead.length if rounds is None else rounds)
         self._pick = _padded(
             [np.flatnonzero((self._owner == place) | (self._owner == none)) for place in range(none + 1)]
         )
@@ -145,16 +185,20 @@ class Course:
         switching = bool(self._names)
         if switching:
             over_ends, over_seconds = self._handing_over(common)  # [positions, drafts, ways]
+            over_at = over_ends * len(pick) + every[:-1, None]
+        chosen = np.zeros_like(self.way)
+        self.taker[:] = every
+        at, flat_run, flat_left = ends * len(pick) + every[:, None], run.reshape(-1), left.reshape(-1)
         for p in range(self._ahead.length - 1, 0, -1):
-            total = seconds[p] + left[ends[p], every[:, None]]
-            chosen = total.argmin(axis=1)
-            run[p] = left[p] = total[every, chosen]
-            self.way[p], self.taker[p] = pick[every, chosen], every
+            total = seconds[p] + flat_left[at[p]]
+            chosen[p] = total.argmin(axis=1)
+            run[p] = left[p] = total.min(axis=1)
             if switching:
-                over = (over_seconds[p] + run[over_ends[p], every[:-1, None]]).min(axis=1)
+                over = (over_seconds[p] + flat_run[over_at[p]]).min(axis=1)
                 best = int(over.argmin())
                 better = run[p] > over[best]
                 left[p, better], self.taker[p, better] = over[best], best
+        self.way[:] = pick[every, chosen]
 
     def _handing_over(self, common: Ways) -> tuple[Ints, Floats]:
         """For each draft where the rounds end in which it is waited for, and the seconds of them and of its reading."""
@@ -194,9 +238,7 @@ class Course:
         """Go on with that draft, as soon as it can run."""
         if not entry.rounds:
             return _Option(entry.seconds + float(self.run[here, place]), place, here, _NOW)
-        if entry.rounds not in self._tables:
-            self._tables[entry.rounds] = self._ahead.after(self._ways, entry.rounds)
-        ends, seconds = (table[:, here] for table in self._tables[entry.rounds])
+        ends, seconds = self._tables.after_here(entry.rounds, here)
         price = ready[self._owner]
         if self._rounds is None or (self._capacity == 1 and not entry.resident):  # nothing else is here then
             price = np.where(self._owner == len(self._names), 0.0, math.inf)
@@ -238,17 +280,3 @@ def _padded(rows: Sequence[Ints]) -> Ints:
     """Rows of different lengths as one array; the last of a row fills it up."""
     widest = max(map(len, rows))
     return np.stack([np.pad(row, (0, widest - len(row)), mode="edge") for row in rows])
-
-
-def _repeated(ends: Ints, seconds: Floats, times: int) -> tuple[Ints, Floats]:
-    """So many rounds from each position, by squaring: [ways, positions]."""
-    row = np.arange(len(ends))[:, None]
-    found, taken = np.tile(np.arange(ends.shape[1]), (len(ends), 1)), np.zeros_like(seconds)
-    while times:
-        if times & 1:
-            taken = taken + seconds[row, found]
-            found = ends[row, found]
-        times >>= 1
-        if times:
-            seconds, ends = seconds + seconds[row, ends], ends[row, ends]
-    return found, taken

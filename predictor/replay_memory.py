@@ -24,7 +24,7 @@ class Memory:
         self._costs = costs
         self._capacity = capacity
         self._resident = set(resident[:capacity])
-        self._visible = frozenset(self._resident)
+        self._visible: frozenset[str] | None = None  # until somebody asks
         self._failing = failing
         self._wanted: tuple[str, ...] = ()
         self._left = self._took = 0.0
@@ -36,7 +36,7 @@ class Memory:
 
     def acquire(self) -> frozenset[str]:
         """The drafts that can run now: the same object as long as they are the same."""
-        if len(self._visible) != len(self._resident) or self._visible != self._resident:
+        if self._visible is None:
             self._visible = frozenset(self._resident)
         return self._visible
 
@@ -65,6 +65,7 @@ class Memory:
             if not victims:
                 return
             last = len(order)
+            self._visible = None
             self._resident.discard(max(victims, key=lambda n: (order.get(n, last), n != self._in_use, n)))
         self.loading = draft
         self._left = self._took = self._costs.load(draft)
@@ -92,6 +93,7 @@ class Memory:
                 self.failed |= {draft}
             else:
                 self._resident.add(draft)
+                self._visible = None
                 self.loads += 1
                 self.hidden_seconds += self._took
                 done.append((draft, self._took))

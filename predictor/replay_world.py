@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,35 @@ class TextTrace:
             raise ValueError(f"text {self.name or self.domain}: confidences and accepts differ in shape")
         if any(level.shape != (columns,) for level in self.levels.values()):
             raise ValueError(f"text {self.name or self.domain}: accepts has {columns} positions, levels others")
+
+    # What every replay of the text reads, as Python's own numbers, which rounds are faster with; made once.
+
+    @cached_property
+    def rights(self) -> list[list[int]]:
+        """`accepts` by draft, and `lookup_accepts` at the end."""
+        return [*self.accepts.tolist(), self.lookup_accepts.tolist()]
+
+    @cached_property
+    def grounds(self) -> dict[str, list[int]]:
+        """`levels`."""
+        return {name: level.tolist() for name, level in self.levels.items()}
+
+    @cached_property
+    def lookup_grounds(self) -> list[int]:
+        """`lookup_level`."""
+        return self.lookup_level.tolist()
+
+    def chances(self, row: int) -> list[list[float]] | None:
+        """By position and place the chance, by a draft itself, that its block is right so far; None = not recorded."""
+        if self.confidences is None:
+            return None
+        if row not in self._chances:
+            self._chances[row] = np.cumprod(self.confidences[row] / 255.0, axis=-1).tolist()
+        return self._chances[row]
+
+    @cached_property
+    def _chances(self) -> dict[int, list[list[float]]]:
+        return {}
 
 
 Rankings = Callable[[TextTrace, int, Mapping[str, float]], Mapping[str, float] | None]

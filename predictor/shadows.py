@@ -75,7 +75,7 @@ class Shadows:
 
     def affordable(self, name: str) -> bool:
         """Whether one step of this draft in `EVERY` rounds stays within the share; it has to be probed otherwise."""
-        return self._costs.draft(name) <= SHARE * EVERY * self._costs.verify(1)
+        return self._costs.draft(name) <= SHARE * EVERY * self._costs.curve(1)[0]
 
     def pick(self, able: Sequence[Candidate]) -> Candidate | None:
         """The draft among `able` that guesses along in this round, with how many tokens, or None."""

@@ -60,6 +60,7 @@ def make_manifest(
             spec.vocab_size,
             GRAPH_VERSION,
             (target.measured_with,),
+            target.weights.model_fingerprint(),
         ),
         files=files,
         architecture=recipe.architecture(),

@@ -205,7 +205,7 @@ def starting_weights(folder: Path, spec: HeadSpec, target: TrainTarget) -> dict[
     manifest = read_start(folder)
     if manifest.kind != "head":
         raise TrainingError(f"--from {folder}: is a {manifest.kind} draft; a head can only go on from a head.")
-    if manifest.target.fingerprint != target.weights.fingerprint():
+    if not manifest.target.is_for(target.weights.fingerprint(), target.weights.model_fingerprint()):
         raise TrainingError(f"--from {folder}: was made for another target ({manifest.target.name}).")
     try:
         manifest.verify(folder)

@@ -186,7 +186,9 @@ def _manifests(engine: Engine) -> dict[str, Manifest]:
     from edgespec import catalog
 
     facts, config = engine.target_facts, engine.config
-    entries: list[Entry] = list(zoo.for_target(catalog.home(config.home), facts.fingerprint, facts.name))
+    entries: list[Entry] = list(
+        zoo.for_target(catalog.home(config.home), facts.fingerprint, facts.name, model=facts.model)
+    )
     for name in () if config.drafts == "auto" else config.drafts:
         path = Path(name).expanduser()
         if path.is_dir():

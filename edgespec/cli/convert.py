@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec import __version__
 from edgespec.cli.options import add_debug_flag
 from edgespec.cli.report import size
 from edgespec.cli.runtime import LazyProgress, configured
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 HELP = "quantise a model to 4 or 8 bits"
 DESCRIPTION = (
     "Write a model as a folder of 4- or 8-bit weights. GGUF (Q4_0, Q4_1, Q8_0), GPTQ and AWQ weights of the same "
-    "number of bits keep their very numbers; others are rounded. Memory stays small whatever the model's size."
+    "number of bits keep their very numbers; others are rounded. Memory stays small whatever the model's size. "
+    "A conversion that was interrupted is gone on with by the same command."
 )
 _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "kiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _TABLES = {"int4": 4, "int8": 8, "float16": 16}
@@ -89,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
             force=args.force,
             threads=args.threads,
             report=_Progress(quiet=args.quiet),
+            note=None if args.quiet else _note,
+            program=__version__,
         )
     if not args.quiet:
         for line in _table(kinds):
@@ -121,18 +125,21 @@ def _bytes(text: str) -> int:
     return count
 
 
+def _note(text: str) -> None:
+    stderr().line(f"note: {text}")
+
+
 def _say_beforehand(weights: WeightFile, tokenizer: Tokenizer, wanted: Wanted, steps: list[Any]) -> None:
-    rows, note = weights.spec.vocab_size, stderr().line
+    rows = weights.spec.vocab_size
     if tokenizer.size < rows:
-        note(f"note: {rows - tokenizer.size} of the {rows} rows of the vocabulary are padding; they are kept.")
+        _note(f"{rows - tokenizer.size} of the {rows} rows of the vocabulary are padding; they are kept.")
     elif tokenizer.size > rows:
-        note(f"note: the tokenizer has {tokenizer.size} tokens and the model {rows} rows; the rest is never written.")
+        _note(f"the tokenizer has {tokenizer.size} tokens and the model {rows} rows; the rest is never written.")
     rounded = {weights.kind(step.name) for step in steps if step.layout is not None and not step.kept}
     again = sorted(rounded - {"F64", "F32", "F16", "BF16"})
     if again:
-        note(
-            f"note: weights stored as {', '.join(again)} are rounded once more; "
-            "an unquantised checkpoint gives better ones."
+        _note(
+            f"weights stored as {', '.join(again)} are rounded once more; an unquantised checkpoint gives better ones."
         )
 
 

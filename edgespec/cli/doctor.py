@@ -11,16 +11,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
-from edgespec.cli import doctor_board, doctor_gpu, doctor_storage, options, runtime, show_config
+from edgespec.cli import doctor_board, doctor_gpu, doctor_place, doctor_storage, options, runtime, show_config
 from edgespec.cli.doctor_check import Check, Status
-from edgespec.cli.report import size
 from edgespec.cli.terminal import stdout
-from edgespec.errors import EdgespecError
+from edgespec.errors import ConfigError, EdgespecError
+from edgespec.memory.budget import format_bytes as size
+from edgespec.telemetry import board
 from edgespec.telemetry.system_files import SYSTEM_ROOT, line, text
+
+if TYPE_CHECKING:
+    from edgespec.cli.doctor_place import Place
 
 HELP = "check this device and this installation"
 FAILED = 1
@@ -57,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             results.append(result)
             if not args.json:
                 output.line(f"{result.status:<4}  {result.name}: {result.detail}")
-                if result.advice:
+                if result.advice and not (check is _memory_plan and result.name == "memory plan"):  # it ends the tables
                     output.line(f"      {result.advice}")
     failed = any(result.status == "fail" for result in results)
     if args.json:
@@ -144,13 +148,13 @@ def _providers(args: argparse.Namespace) -> list[Check]:
 
 
 def _device(args: argparse.Namespace) -> list[Check]:
-    board, info = line(ROOT / "proc/device-tree/model"), text(ROOT / "proc/cpuinfo") or ""
+    model, info = line(ROOT / "proc/device-tree/model"), text(ROOT / "proc/cpuinfo") or ""
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in info.splitlines())}
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     from edgespec.models.cpu import usable_cores
 
     cores, usable = os.cpu_count() or 1, usable_cores()
-    name = board or fields.get("model name") or platform.processor() or platform.machine()
+    name = model or fields.get("model name") or platform.processor() or platform.machine()
     known = ", ".join(flag for flag in FEATURES if flag in flags) or "no known vector features"
     checks = [Check("cpu", "ok", f"{name}; {usable:g} of {cores} cores usable; {known}")]
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
@@ -171,7 +175,29 @@ def _board(args: argparse.Namespace) -> list[Check]:
 
 
 def _gpu(args: argparse.Namespace) -> list[Check]:
-    return doctor_gpu.checks(ROOT, PROBES)
+    return doctor_gpu.checks(ROOT, replace(PROBES, torch=lambda: _torch(args)))
+
+
+def _torch(args: argparse.Namespace) -> doctor_gpu.TorchFacts | None:
+    """What torch says of the GPU, asked once; None where there is none of either."""
+    if not hasattr(args, "torch"):
+        args.torch = PROBES.torch() if board.detect(ROOT).has_gpu else None
+    facts: doctor_gpu.TorchFacts | None = args.torch
+    return facts
+
+
+def _place(args: argparse.Namespace) -> Place | None:
+    """Where the engine that is meant would run, None if it cannot: the line "engine" says why."""
+    try:
+        return doctor_place.place(runtime.configured(args), board.detect(ROOT), _torch(args), ROOT)
+    except ConfigError:
+        return None
+
+
+def _engine(args: argparse.Namespace) -> list[Check]:
+    """Which engine would run, and in which memory."""
+    place = doctor_place.place(runtime.configured(args), board.detect(ROOT), _torch(args), ROOT)
+    return [Check("engine", "ok", f"{place.device}, in {doctor_place.MEMORY[place.topology.kind]}")]
 
 
 def _memory(args: argparse.Namespace) -> list[Check]:
@@ -183,7 +209,7 @@ def _memory(args: argparse.Namespace) -> list[Check]:
     if held is not None:
         detail += f"; {size(held)} held by the GPU"
     if available < MIN_FREE_MEMORY:
-        return [Check("memory", "warn", detail, "The default model needs about 0.6 GB: close other programs.")]
+        return [Check("memory", "warn", detail, "The default model needs about 600 MiB: close other programs.")]
     return [Check("memory", "ok", detail)]
 
 
@@ -233,7 +259,6 @@ def _configuration(args: argparse.Namespace) -> list[Check]:
 def _model(args: argparse.Namespace) -> list[Check]:
     """Whether the model is here, and whether its header reads; nothing is fetched."""
     from edgespec import catalog
-    from edgespec.loading import device_of
     from edgespec.memory import topology
     from edgespec.models.build import planned_bytes
     from edgespec.models.weights import open_weights
@@ -252,11 +277,12 @@ def _model(args: argparse.Namespace) -> list[Check]:
         ]
     with open_weights(path) as weights:
         spec = weights.spec
-        need = planned_bytes(weights, device_of(config), config.weight_format)
+        place = _place(args) or doctor_place.Place("cpu", topology.detect("cpu", root=ROOT))
+        need = planned_bytes(weights, place.device, config.weight_format)
         where = "" if str(path) == name else f", at {path}"
         detail = f"{name}: {spec.architecture}, {spec.num_layers} layers, context {spec.max_positions}{where}"
-    detail += f"; {size(need)} of weights in memory"
-    if need > topology.host_available_bytes():
+    detail += f"; {size(need)} of weights in {doctor_place.MEMORY[place.topology.kind]}"
+    if need > place.topology.available_bytes():
         return [Check("model", "fail", detail, "That is more than is free: close programs, or use a smaller model.")]
     return [Check("model", "ok", detail)]
 
@@ -271,7 +297,7 @@ def _drafts(args: argparse.Namespace) -> list[Check]:
     facts = target_facts(config)
     if facts is None:
         return [Check("drafts", "ok", f"looked at when {config.model} is on this machine")]
-    entries = zoo.for_target(catalog.home(config.home), facts.fingerprint, facts.name)
+    entries = zoo.for_target(catalog.home(config.home), facts.fingerprint, facts.name, model=facts.model)
     if not entries:
         detail = f"no set was made for {facts.name}; prompt lookup (ngram) alone is used"
         return [Check("drafts", "ok", detail)]
@@ -281,16 +307,19 @@ def _drafts(args: argparse.Namespace) -> list[Check]:
             good.append(zoo.usable(entry, facts, hashes=False).name)
         except EdgespecError as error:
             bad.append(Check("drafts", "warn", str(error), "edgespec drafts verify says more."))
-    size_text = size(sum(e.manifest.nbytes for e in entries if e.manifest is not None and e.name in good))
-    return [Check("drafts", "ok", f"{len(good)} for {facts.name}: {', '.join(good) or 'none'} ({size_text})"), *bad]
+    nbytes = sum(e.manifest.nbytes for e in entries if e.manifest is not None and e.name in good)
+    detail = f"{len(good)} for {facts.name}: {', '.join(good) or 'none'} (files of {size(nbytes)})"
+    return [Check("drafts", "ok", detail), *bad]
 
 
 def _memory_plan(args: argparse.Namespace) -> list[Check]:
     """Whether model, context and drafts fit the budget. The plan itself is left in `args` for the table."""
     from edgespec.cli import doctor_memory
 
-    config = runtime.configured(args)
-    report = args.plan = doctor_memory.plan_of(config)
+    config, place = runtime.configured(args), _place(args)
+    if place is None:
+        return [Check("memory plan", "warn", "not made: the engine that is asked for cannot run here")]
+    report = args.plan = doctor_memory.plan_of(config, place)
     if report is None:
         return [Check("memory plan", "ok", f"made when {config.model} is on this machine")]
     advice = "; ".join(report.plan.advice())
@@ -341,6 +370,7 @@ CHECKS = (
     _cache,
     _storage,
     _configuration,
+    _engine,
     _model,
     _drafts,
     _memory_plan,

@@ -31,6 +31,7 @@ if facts["available"]:
     seen = torch.cuda.get_device_properties(0)
     facts.update(name=seen.name, total_bytes=seen.total_memory, capability=[seen.major, seen.minor])
     facts["archs"] = torch.cuda.get_arch_list()
+    facts["free_bytes"] = torch.cuda.mem_get_info()[0]
     try:
         wrong = float((torch.ones(64, device="cuda") * 2).sum()) != 128.0
         facts["error"] = "a sum on the GPU gave a wrong result" if wrong else ""
@@ -42,7 +43,10 @@ print(json.dumps(facts))
 
 @dataclass(frozen=True, slots=True)
 class TorchFacts:
-    """What an installed torch says. error: of its import, or of a small sum on the GPU; "" where all went well."""
+    """What an installed torch says. error: of its import, or of a small sum on the GPU; "" where all went well.
+
+    free_bytes: of the GPU's memory, after what CUDA took for the process that was asked.
+    """
 
     version: str = ""
     cuda: str = ""
@@ -52,6 +56,7 @@ class TorchFacts:
     capability: tuple[int, ...] = ()
     archs: tuple[str, ...] = ()
     error: str = ""
+    free_bytes: int = 0
 
 
 def probe_torch() -> TorchFacts | None:
@@ -132,6 +137,12 @@ def torch(board: Board, facts: TorchFacts | None) -> list[Check]:
     note = "" if native else " (by kernels of an older chip of its family, which run on it)"
     detail = f"{facts.version}, CUDA {facts.cuda}, {facts.name} with {facts.total_bytes / 2**30:.1f} GiB{note}"
     return [Check("torch", "ok", detail)]
+
+
+def problem_of(board: Board, facts: TorchFacts) -> str:
+    """Why the CUDA engine cannot run with this torch; "" if it can."""
+    found = _torch_problem(board, facts)
+    return "" if found is None else found[0]
 
 
 def _torch_problem(board: Board, facts: TorchFacts) -> tuple[str, str] | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edgespec import catalog, loading
+from edgespec.cli.doctor_place import MEMORY, Place, of_engine
 from edgespec.cli.terminal import Output
 from edgespec.draft_loading import sources
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.memory import topology
 from edgespec.memory.budget import format_bytes, parse_budget
 from edgespec.memory.plan import DraftNeed, MemoryPlan, Row
-from edgespec.models.build import planned_bytes
+from edgespec.models.footprint import Footprint, footprint
 from edgespec.models.weights import WeightFile, open_weights
 from edgespec.serving.memory import ServingNeed, fitted
 
@@ -39,8 +41,9 @@ class Serving:
         pool = f"KV pool of {self.need.pool // self.position} tokens"
         left, need = self.left + self.need.pool, self.need
         drafts = [Row("drafts, of all these requests", need.drafts, left)] if need.drafts else []
+        graph = Row(f"graph for batches of {need.slots}", need.batch, left + need.drafts)
         return [
-            Row(f"graph for batches of {need.slots}", need.batch, left + need.drafts),
+            *([graph] if need.batch else []),
             *drafts,
             Row(f"{pool}, {self.sessions} requests at once", need.pool, self.left),
         ]
@@ -54,11 +57,15 @@ class Serving:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan with what it was made from. notes: drafts that are not in it, and why."""
+    """A plan with what it was made from. notes: drafts that are not in it, and why.
+
+    host: bytes of the host's memory by what takes them, where the plan is of the GPU's own.
+    """
 
     plan: MemoryPlan
     topology: topology.Topology
     available: int
+    host: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     serving: Serving | None = None
 
@@ -73,6 +80,7 @@ class PlanReport:
             "slot_bytes": plan.slot_bytes,
             "parts": [_row(row) for row in plan.rows()],
             "drafts": [_row(row) for row in plan.draft_rows()],
+            "host_bytes": dict(self.host),
             "fits": plan.fits,
             "serving": None if self.serving is None else [_row(row) for row in self.serving.rows()],
             "advice": plan.advice() + ([] if self.serving is None else self.serving.advice()),
@@ -80,86 +88,101 @@ class PlanReport:
         }
 
 
-def plan_of(config: RuntimeConfig) -> PlanReport | None:
-    """The memory plan of these settings; None if the model is not on this machine. Raises EdgespecError."""
+def plan_of(config: RuntimeConfig, place: Place | None = None) -> PlanReport | None:
+    """The memory plan of these settings; None if the model is not on this machine. Raises EdgespecError.
+
+    place: of the engine, None = the one that would be loaded in this process.
+    """
     facts, path = loading.target_facts(config), catalog.located(config.model, home=config.home)
     if facts is None or path is None:
         return None
-    there = topology.detect(loading.device_of(config))
-    available = there.available_bytes()
-    budget = min(parse_budget(config.memory_budget, there), available)
+    place = place or of_engine(config)
+    planner = _Planner(config, place)
+    there = place.topology
     with open_weights(path) as weights:
-        spec = weights.spec
-        target, position = _weight_bytes(weights, config), loading.position_bytes(spec)
-        workspace = loading.WORKSPACE
-        context = config.context or loading.fitting_context(config, spec, budget - target - workspace)
-        needs, notes = _draft_needs(config, facts, context, spec.tie_embeddings)
-    plan = MemoryPlan(target, workspace, context, position, needs, budget, config.resident)
-    return PlanReport(plan, there, available, tuple(notes), _serving(config, plan))
+        spec, size = weights.spec, planner.footprint(weights)
+        gone = sum(size.before().values())
+        free = there.available_bytes() + (gone if place.started else 0)
+        budget = parse_budget(config.memory_budget, there)
+        budget = min(budget + (gone if place.started and config.memory_budget == "auto" else 0), free)
+        context = config.context or loading.fitting_context(config, spec.max_positions, size, budget - gone)
+        needs, notes = planner.needs(facts, context, spec.tie_embeddings)
+    beside = {**size.before(), **size.beside(context)}
+    plan = MemoryPlan(size.weights, beside, context, size.cache, needs, budget, config.resident)
+    serving = _serving(config.replace(device=place.device), plan, size.position)
+    return PlanReport(plan, there, there.available_bytes(), planner.host(size, plan), tuple(notes), serving)
 
 
-def _serving(config: RuntimeConfig, plan: MemoryPlan) -> Serving | None:
+def _serving(config: RuntimeConfig, plan: MemoryPlan, position: int) -> Serving | None:
     """None for a plan that does not fit without it."""
     if not plan.fits:
         return None
     further = sum(draft.further for draft in plan.drafts) if plan.slots else 0
-    sizes = {"weights": plan.target, "context": plan.context, "position": plan.position}
+    sizes = {"weights": plan.target, "context": plan.context, "position": position}
     need = fitted(config, **sizes, room=plan.left, further=further)
-    return Serving(config.max_sessions, need, plan.left - need.total, plan.position)
+    return Serving(config.max_sessions, need, plan.left - need.total, position)
 
 
-def _draft_needs(
-    config: RuntimeConfig, facts: TargetFacts, context: int, tied: bool
-) -> tuple[list[DraftNeed], list[str]]:
-    """What each draft takes, each once, and what cannot be said."""
-    needs: dict[str, DraftNeed] = {}
-    notes = []
-    for source in sources(config, facts):
-        name = source if isinstance(source, str) else source.name
-        if name == "ngram" or name in needs:
-            continue
-        try:
-            need = _checkpoint(name, config, context) if isinstance(source, str) else _of(source, config, context, tied)
-        except (EdgespecError, OSError) as error:
-            notes.append(f"draft {name} is not in the plan: {error}")
-            continue
-        needs[name] = need
-    return list(needs.values()), notes
+class _Planner:
+    """What target and drafts take with the engine of one place."""
 
+    def __init__(self, config: RuntimeConfig, place: Place) -> None:
+        self._config = config
+        self._device = place.device
+        self._kind = place.topology.kind
 
-def _of(entry: Entry, config: RuntimeConfig, context: int, tied: bool) -> DraftNeed:
-    from drafts import zoo
-    from drafts.head import conversation_bytes, loaded_bytes
+    def footprint(self, weights: WeightFile) -> Footprint:
+        unified = self._kind == "unified"
+        return footprint(weights, self._device, self._config.weight_format, unified=unified)
 
-    manifest = entry.manifest
-    if manifest is None:
-        raise ConfigError(entry.problem)
-    if manifest.kind == "phrases":
-        return DraftNeed(entry.name, always=manifest.nbytes)
-    if manifest.kind == "standalone":
-        with open_weights(entry.folder) as weights:
-            return _standalone(entry.name, weights, config, context)
-    spec = zoo.head_spec(manifest)
-    kept = conversation_bytes(spec, manifest.target.vocab_size)
-    return DraftNeed(entry.name, loaded_bytes(spec, tied), kept, kept)
+    def host(self, size: Footprint, plan: MemoryPlan) -> dict[str, int]:
+        """What lies in the host's memory, where the GPU has its own."""
+        pinned = size.pinned(plan.context) if self._kind == "discrete" else 0
+        return {"pinned buffers": pinned} if pinned else {}
 
+    def needs(self, facts: TargetFacts, context: int, tied: bool) -> tuple[list[DraftNeed], list[str]]:
+        """What each draft takes, each once, and what cannot be said."""
+        needs: dict[str, DraftNeed] = {}
+        notes = []
+        for source in sources(self._config, facts):
+            name = source if isinstance(source, str) else source.name
+            if name == "ngram" or name in needs:
+                continue
+            try:
+                needs[name] = (
+                    self._checkpoint(name, context) if isinstance(source, str) else self._of(source, context, tied)
+                )
+            except (EdgespecError, OSError) as error:
+                notes.append(f"draft {name} is not in the plan: {error}")
+        return list(needs.values()), notes
 
-def _checkpoint(name: str, config: RuntimeConfig, context: int) -> DraftNeed:
-    path = catalog.located(name, home=config.home)
-    if path is None:
-        raise ConfigError(f"it is not on this machine; fetch it with: edgespec pull {name}")
-    with open_weights(path) as weights:
-        return _standalone(name, weights, config, context)
+    def _of(self, entry: Entry, context: int, tied: bool) -> DraftNeed:
+        from drafts import zoo
+        from drafts.head import conversation_bytes, loaded_bytes
 
+        manifest = entry.manifest
+        if manifest is None:
+            raise ConfigError(entry.problem)
+        if manifest.kind == "phrases":
+            return DraftNeed(entry.name, always=manifest.nbytes)
+        if manifest.kind == "standalone":
+            with open_weights(entry.folder) as weights:
+                return self._standalone(entry.name, weights, context)
+        spec = zoo.head_spec(manifest)
+        kept = conversation_bytes(spec, manifest.target.vocab_size)
+        return DraftNeed(entry.name, loaded_bytes(spec, tied), kept, kept)
 
-def _standalone(name: str, weights: WeightFile, config: RuntimeConfig, context: int) -> DraftNeed:
-    """Keys and values of one conversation count as the slot's."""
-    kept = min(context, weights.spec.max_positions) * loading.position_bytes(weights.spec)
-    return DraftNeed(name, _weight_bytes(weights, config) + kept, further=kept)
+    def _checkpoint(self, name: str, context: int) -> DraftNeed:
+        path = catalog.located(name, home=self._config.home)
+        if path is None:
+            raise ConfigError(f"it is not on this machine; fetch it with: edgespec pull {name}")
+        with open_weights(path) as weights:
+            return self._standalone(name, weights, context)
 
-
-def _weight_bytes(weights: WeightFile, config: RuntimeConfig) -> int:
-    return planned_bytes(weights, loading.device_of(config), config.weight_format)
+    def _standalone(self, name: str, weights: WeightFile, context: int) -> DraftNeed:
+        """Keys and values of one conversation count as the slot's."""
+        positions, size = min(context, weights.spec.max_positions), self.footprint(weights)
+        return DraftNeed(name, size.slot(positions), further=size.cache(positions))
 
 
 def policy_problems(config: RuntimeConfig, plan: MemoryPlan) -> list[str]:
@@ -190,7 +213,7 @@ def summary(report: PlanReport) -> str:
     held = sum(draft.slot > 0 for draft in plan.drafts)
     if not held:
         return f"{parts}; no drafts with weights"
-    return f"{parts}; K = {plan.slots} of {held} drafts in memory at once"
+    return f"{parts}; {plan.slots} of {held} drafts with weights in memory at once (K = {plan.slots})"
 
 
 def show(report: PlanReport, output: Output) -> None:
@@ -200,10 +223,9 @@ def show(report: PlanReport, output: Output) -> None:
     from rich.table import Table
 
     plan = report.plan
-    there = report.topology
-    name = f"{there.name}, " if there.name else ""
+    name = f"{report.topology.name}, " if report.topology.name else ""
     output.line()
-    output.line(f"Memory plan ({name}{there.kind} memory, {format_bytes(report.available)} free now)")
+    output.line(f"Memory plan ({name}{MEMORY[report.topology.kind]}, {format_bytes(report.available)} free now)")
     parts = Table("part", "needs", "fits", "left of the budget", box=box.ROUNDED)
     drafts = Table("draft", "needs", "fits a slot", "left of the slot", box=box.ROUNDED)
     parts.add_row("budget", "", "", format_bytes(plan.budget))
@@ -222,5 +244,19 @@ def show(report: PlanReport, output: Output) -> None:
                 console.print(table)
             for line in captured.get().splitlines():
                 output.line(line)
-    for line in plan.advice() + ([] if report.serving is None else report.serving.advice()):
+    for line in [*_remarks(report), *plan.advice(), *([] if report.serving is None else report.serving.advice())]:
         output.line(f"- {line}")
+
+
+def _remarks(report: PlanReport) -> Iterator[str]:
+    """What the tables do not say of themselves."""
+    heads = any(draft.slot and draft.always for draft in report.plan.drafts)
+    if heads:
+        yield (
+            "a loaded draft takes several times its file: its part of the target's tables is laid out for it, and "
+            "ONNX Runtime keeps copies of its weights"
+        )
+    for part, nbytes in report.host.items():
+        yield f"{part} take {format_bytes(nbytes)} of the host's memory, beside this plan"
+    if heads and report.topology.kind == "discrete":
+        yield "small drafts (heads) run on the CPU: their slots lie in the host's memory, but count here all the same"

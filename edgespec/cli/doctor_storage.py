@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.cli.doctor_check import Check, finding
-from edgespec.cli.report import size
 from edgespec.memory import topology
+from edgespec.memory.budget import format_bytes as size
 from edgespec.telemetry.system_files import text
 
 _MIB = 1 << 20
@@ -107,7 +107,7 @@ def desktop(root: Path) -> list[Check]:
                 finding(
                     "desktop",
                     "this board boots into its desktop",
-                    "that takes up to 0.9 GB of the memory that models could have",
+                    "that takes up to 865 MB of the memory that models could have",
                     "sudo systemctl set-default multi-user.target && sudo reboot",
                 )
             ]
@@ -135,7 +135,7 @@ def read_speed(file: Path) -> float | None:
 
 def storage(kind: str, speed: float | None) -> list[Check]:
     """kind: as `topology.storage_name` has it. speed: measured bytes a second."""
-    rate = "not measured: no model is here yet" if speed is None else f"{size(speed)}/s"
+    rate = "not measured: no model is here yet" if speed is None else f"{speed / 1e6:.0f} MB/s"
     if "card" in kind or (speed is not None and speed < SLOW_READ):
         return [
             finding(

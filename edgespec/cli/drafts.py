@@ -137,7 +137,8 @@ def find(name: str, found: Sequence[DraftSet]) -> list[Entry]:
 def preferred(entries: Sequence[Entry], facts: TargetFacts | None) -> Entry:
     """Of the drafts that share a name, the first that is for this target, else the first."""
     for entry in entries:
-        if facts is not None and entry.manifest is not None and entry.manifest.target.fingerprint == facts.fingerprint:
+        made = None if entry.manifest is None else entry.manifest.target
+        if facts is not None and made is not None and made.is_for(facts.fingerprint, facts.model):
             return entry
     return entries[0]
 
@@ -248,6 +249,7 @@ def _description(entry: Entry, row: dict[str, Any]) -> list[str]:
         ("licence", m.licence),
         ("target", f"{made.name}: hidden size {made.hidden_size}, {made.vocab_size} rows of logits"),
         ("fingerprint", f"{made.fingerprint} (graph version {made.graph_version})"),
+        ("model", made.model or "not known"),
         ("tokenizer", made.tokenizer),
     ]
     facts += [("file", f"{name}: {info.bytes} bytes, sha256 {info.sha256}") for name, info in m.files.items()]

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         path = catalog.resolve(settings.model, home=settings.home, progress=fetching)
     home = catalog.home(settings.home)
     with open_weights(path) as weights:
-        folder = draft_folder(args.name, home, weights.fingerprint())
+        folder = draft_folder(args.name, home, weights.fingerprint(), weights.model_fingerprint())
         if args.format == "hf":
             done = export_hf(folder, Path(args.out))
         else:
@@ -83,13 +83,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def draft_folder(name: str, home: Path, fingerprint: str) -> Path:
+def draft_folder(name: str, home: Path, fingerprint: str, model: str = "") -> Path:
     """The folder of a draft by path or by its name in the sets for this target. ConfigError if there is none."""
     from drafts import zoo
 
     if Path(name).is_dir():
         return Path(name)
-    entries = zoo.for_target(home, fingerprint)
+    entries = zoo.for_target(home, fingerprint, model=model)
     for entry in entries:
         if entry.name == name:
             return entry.folder

@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
             out,
             config,
             work=Path(args.work) if args.work else None,
-            start=starting_draft(args.start, out, config, home, weights.fingerprint()),
+            start=starting_draft(args.start, out, config, home, weights.fingerprint(), weights.model_fingerprint()),
             exclude=Path(args.exclude) if args.exclude else None,
             restart=args.restart,
             command=recorded_command(sys.argv[1:]),
@@ -178,7 +178,9 @@ def training_config(args: argparse.Namespace, out: Path) -> TrainConfig:
     return TrainConfig(domain=args.domain, name=name, **given)
 
 
-def starting_draft(word: str, out: Path, config: TrainConfig, home: Path, fingerprint: str) -> Path | None:
+def starting_draft(
+    word: str, out: Path, config: TrainConfig, home: Path, fingerprint: str, model: str = ""
+) -> Path | None:
     """The folder of the head to start from, None for random weights. ConfigError for a name that is not there."""
     from drafts import zoo
 
@@ -187,8 +189,12 @@ def starting_draft(word: str, out: Path, config: TrainConfig, home: Path, finger
     if word != "auto" and Path(word).is_dir():
         return Path(word)
     beside = [e for e in zoo.read_set(out.resolve().parent).entries if e.folder != out.resolve()]
-    known = [e for e in (*beside, *zoo.for_target(home, fingerprint)) if e.manifest is not None and not e.problem]
-    fitting = [e for e in known if e.manifest is not None and e.manifest.target.fingerprint == fingerprint]
+    known = [
+        e
+        for e in (*beside, *zoo.for_target(home, fingerprint, model=model))
+        if e.manifest is not None and not e.problem
+    ]
+    fitting = [e for e in known if e.manifest is not None and e.manifest.target.is_for(fingerprint, model)]
     if word == "auto":
         heads = [e for e in fitting if e.manifest is not None and e.manifest.kind == "head"]
         return next((e.folder for e in heads if e.manifest is not None and e.manifest.domain == "general"), None)

@@ -78,7 +78,7 @@ def _verdict(entry: Entry, facts: TargetFacts | None, engine: Engine | None, *, 
     from drafts import zoo
 
     made = None if entry.manifest is None else entry.manifest.target
-    if not named and facts is not None and made is not None and made.fingerprint != facts.fingerprint:
+    if not named and facts is not None and made is not None and not made.is_for(facts.fingerprint, facts.model):
         detail = f"skipped: made for another target, {made.name} (name it to check it all the same)"
         return Verdict(entry, (zoo.Finding("target", True, detail),), skipped=True)
     findings = list(zoo.verify(entry, facts, None if engine is None else engine.tokenizer))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli import options, runtime
@@ -95,13 +96,16 @@ def run(args: argparse.Namespace) -> int:
             f"--max-connections {few} is less than the {wanted} that --max-sessions and --max-queue can use: clients "
             "get a 503 where a full queue would tell them when to come again"
         )
-    sock = lifecycle.listen(settings)
-    with sock, runtime.open_engine(args, config) as engine:
+    socks = lifecycle.listen(settings)
+    with ExitStack() as stack:
+        for sock in socks:
+            stack.enter_context(sock)
+        engine = stack.enter_context(runtime.open_engine(args, config))
         if not args.quiet:
             stderr().line(runtime.describe(engine, config), dim=True)
-        line = f"edgespec serves {lifecycle.url(sock)} and {lifecycle.url(sock, '/v1')} (Ctrl-C ends it)"
+        line = f"edgespec serves {lifecycle.url(socks[0])} and {lifecycle.url(socks[0], '/v1')} (Ctrl-C ends it)"
         log = (lambda line: None) if args.quiet else stderr().line
-        signals = lifecycle.serve(engine, settings, sock, log, lambda: stdout().line(line))
+        signals = lifecycle.serve(engine, settings, socks, log, lambda: stdout().line(line))
     return INTERRUPTED if signals > 1 else 0
 
 

@@ -57,6 +57,12 @@ def accept(
 
 
 def _accept_greedy(tokens: Sequence[int], logits: FloatArray, pipeline: LogitsPipeline) -> Outcome:
+    # A device that was given these very tokens has judged them: its verdict is this rule's, unless a row has no token.
+    verdict = getattr(logits, "verdict", None) if pipeline.bare_argmax else None
+    if verdict is not None:
+        accepted, best = verdict()
+        if best is not None and best < pipeline.token_count:
+            return Outcome(accepted, best, bonus=accepted == len(tokens))
     for i, token in enumerate(tokens):
         best = pipeline.argmax_of(logits, i, tokens[:i])
         if best != token:

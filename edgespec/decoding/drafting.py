@@ -11,6 +11,7 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from drafts.base import Choose, FloatArray, Proposal
+from drafts.device_proposal import DeviceProposal
 from edgespec.decoding.counts import TO_SECONDS
 from edgespec.decoding.sampling import LogitsPipeline
 from edgespec.decoding.session import Session
@@ -35,11 +36,25 @@ class Shadow(NamedTuple):
 
 
 def propose(session: Session, plan: Plan, choose: Choose, pipeline: LogitsPipeline) -> Proposal:
-    """The planned draft's guesses, cleaned; nothing if it fails."""
+    """The planned draft's guesses, cleaned; nothing if it fails. What the target takes from the device stays there."""
     name = plan.draft
     assert name is not None
     try:
         raw = session.draft(name).propose(session.tokens, plan.gamma, choose, floor=plan.floor)
+    except Exception as error:
+        session.draft_failed(name, error)
+        return Proposal()
+    takes = getattr(session.target, "takes", None)
+    if isinstance(raw, DeviceProposal) and takes is not None and takes(raw.guesses):
+        return raw
+    return arrived(session, plan, raw, pipeline)
+
+
+def arrived(session: Session, plan: Plan, raw: Proposal, pipeline: LogitsPipeline) -> Proposal:
+    """A draft's guesses on the host, cleaned; nothing if they cannot be used."""
+    name = plan.draft
+    assert name is not None
+    try:
         proposal = clean(raw, plan.gamma, pipeline)
     except Exception as error:
         session.draft_failed(name, error)

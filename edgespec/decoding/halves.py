@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter_ns
 from typing import NamedTuple
 
 from drafts.base import Proposal
+from drafts.device_proposal import DeviceProposal
 from edgespec.decoding.counts import TO_SECONDS, Stamps
-from edgespec.decoding.drafting import Shadow
+from edgespec.decoding.drafting import Shadow, arrived
+from edgespec.decoding.sampling import LogitsPipeline
+from edgespec.decoding.session import Session
+from edgespec.models.base import FloatArray, ForwardOutput
+from edgespec.models.batching import wait_for
 from edgespec.telemetry.trace import NullTracer, Tracer
 from predictor.planner import PLAIN, Candidate, Observation, Plan
 
@@ -47,6 +53,35 @@ class Shared(NamedTuple):
     begin: int
     end: int
     sequences: int
+
+
+def settled(
+    prepared: Prepared, logits: FloatArray, session: Session, pipeline: LogitsPipeline
+) -> tuple[Prepared, FloatArray]:
+    """The round when its forward is over, with its guesses on the host, and the rows of logits that judge them.
+
+    A device is waited for here, once. Where guesses stayed on it, it knows how long the draft took.
+    """
+    wait_for(logits)
+    raw = prepared.proposal
+    if not isinstance(raw, DeviceProposal):
+        return prepared, logits
+    count = len(raw)
+    proposal = arrived(session, prepared.plan, raw, pipeline)
+    if len(proposal) < count:  # damaged rows: what came of them was not worth judging
+        logits = logits[: len(proposal) + 1]
+    drafted = max(prepared.drafted, prepared.planned + int((raw.seconds or 0.0) / TO_SECONDS))
+    return prepared._replace(proposal=proposal, drafted=drafted), logits
+
+
+def shared_by(outputs: Sequence[ForwardOutput], begin: int) -> Shared:
+    """A forward that is over now. If its device was still busy with drafts when it was launched, it began later."""
+    steps = {wait_for(output.logits) for output in outputs} - {None}
+    known = [seconds for step in steps if (seconds := getattr(step, "seconds", None)) is not None]
+    end = perf_counter_ns()
+    if known and len(known) == len(steps):
+        begin = max(begin, end - int(sum(known) / TO_SECONDS))
+    return Shared(begin, end, len(outputs))
 
 
 class Seen(NamedTuple):

@@ -23,7 +23,7 @@ def run_round(generation: Generation) -> Seen:
         looked = generation.look()
         prepared = generation.prepare(looked, generation.plan(looked))
         try:
-            logits = generation.session.verify(prepared.proposal.tokens)
+            logits = generation.session.verify(prepared.proposal.guesses)
         except Exception as error:
             if not out_of_memory(error):
                 raise
@@ -36,5 +36,5 @@ def run_round(generation: Generation) -> Seen:
             now = perf_counter_ns()
             looked = Looked(None, now, now)  # no candidates
             prepared = generation.prepare(looked, generation.plan(looked))
-        logits = generation.session.verify(prepared.proposal.tokens)
+        logits = generation.session.verify(prepared.proposal.guesses)
         return generation.finish(prepared, logits, resident)

@@ -20,7 +20,7 @@ from edgespec.decoding.acceptance import Outcome, accept
 from edgespec.decoding.counts import TO_SECONDS, Counts, Stamps
 from edgespec.decoding.drafting import Shadow, guess_shadows, propose, read_piece
 from edgespec.decoding.guard import Guarded
-from edgespec.decoding.halves import Looked, Prepared, Seen, Shared, clipped, observed, trace_round
+from edgespec.decoding.halves import Looked, Prepared, Seen, Shared, clipped, observed, settled, trace_round
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.room import run_round
 from edgespec.decoding.sampling import LogitsPipeline, token_logprob
@@ -131,13 +131,16 @@ class Generation:
         """What became certain since the last call, or None; the piece with the finish reason comes exactly once."""
         if self._last_taken:
             return None
+        begin = self._answer.taken
         text, token_ids, drafts = self._answer.take()
         self._taken_at = len(self._pushed)
         if not (text or token_ids or self.finished):
             return None
         self._last_taken = self.finished
         accepted = sum(draft is not None for draft in drafts)
-        return TextDelta(text, tuple(token_ids), self._last_draft, accepted, self._answer.finish_reason)
+        every = self._answer.logprobs
+        logprobs = None if every is None else tuple(every[begin : begin + len(token_ids)])
+        return TextDelta(text, tuple(token_ids), self._last_draft, accepted, self._answer.finish_reason, logprobs)
 
     def deltas(self) -> Iterator[TextDelta]:
         """Run to the end, piece by piece. Leaving the loop early ends the answer as "cancelled"."""
@@ -299,7 +302,9 @@ class Generation:
         logits: the target's rows for the proposal, float32 [guesses + 1, vocab_rows]. shared: None = the forward was
         made for this request alone, right after `prepare`.
         """
-        session, (looked, plan, proposal) = self.session, (prepared.looked, prepared.plan, prepared.proposal)
+        session = self.session
+        prepared, logits = settled(prepared, logits, session, self._pipeline)
+        looked, plan, proposal = prepared.looked, prepared.plan, prepared.proposal
         draft = plan.draft if proposal.tokens else None
         taken = perf_counter_ns()
         sent, verified = (prepared.drafted, taken) if shared is None else (shared.begin, shared.end)

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from drafts.base import Draft, DraftSession, Lagging, Loadable
 from drafts.states import DEFAULT_WINDOW, HiddenStates
 from edgespec.errors import EdgespecError, ModelError, PromptError
-from edgespec.models.base import Decoder, FloatArray, ForwardOutput, KVCache, Part
+from edgespec.models.base import Decoder, DeviceGuesses, FloatArray, ForwardOutput, KVCache, Part
 from edgespec.models.cuda.memory import out_of_memory
 from edgespec.telemetry.trace import NULL_TRACER, NullTracer, Tracer
 from predictor.planner import AutoPlanner, Candidate, Planner
@@ -223,7 +223,7 @@ class Session:
         if trim is not None:
             trim()
 
-    def verify(self, guesses: list[int]) -> FloatArray:
+    def verify(self, guesses: list[int] | DeviceGuesses) -> FloatArray:
         """One target forward over the last committed token and `guesses`: rows [len(guesses) + 1, vocab_rows].
 
         The caller commits what stands: `tokens` first, `valid` last.
@@ -242,7 +242,7 @@ class Session:
         reads = self._states_for_drafts() is not None
         return Part(self.tokens[self.valid : end], cache, int(end == len(self.tokens)), reads)
 
-    def ask_verify(self, guesses: list[int]) -> Part:
+    def ask_verify(self, guesses: list[int] | DeviceGuesses) -> Part:
         """The forward that `verify` makes. After it `receive` its output, then commit as after `verify`."""
         cache = self._cropped_cache()
         reads = self._states_for_drafts() is not None

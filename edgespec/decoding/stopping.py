@@ -84,6 +84,11 @@ class Answer:
         self._taken_tokens = end
         return text, self.token_ids[begin:end], self.drafts[begin:end]
 
+    @property
+    def taken(self) -> int:
+        """How many tokens were taken so far."""
+        return self._taken_tokens
+
     def _take_text(self) -> str:
         held = 0 if self.finish_reason else max((stop.matched for stop in self._stops), default=0)
         count = self._length - held - self._taken_length

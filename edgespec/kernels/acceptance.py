@@ -14,6 +14,8 @@ from torch import Tensor
 from edgespec.kernels import tuning
 from edgespec.kernels.types import pad_of
 
+_ROWS = 32  # that one program joins
+
 
 @triton.jit
 def _best(logits, tops, indices, V, chunks, CHUNK: tl.constexpr):
@@ -31,9 +33,9 @@ def _best(logits, tops, indices, V, chunks, CHUNK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["M"])
-def _greedy(tops, indices, proposed, out, M, chunks, ROWS: tl.constexpr):
-    """Join the chunks of each row, then count the guesses that stand. One program."""
-    row = tl.arange(0, ROWS)
+def _join(tops, indices, out, M, chunks, ROWS: tl.constexpr):
+    """The best token of each row from those of its chunks, -1 where one of them cannot be used."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     ok = row < M
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     token = tl.full((ROWS,), -1, tl.int32)
@@ -44,12 +46,22 @@ def _greedy(tops, indices, proposed, out, M, chunks, ROWS: tl.constexpr):
         unusable = tl.maximum(unusable, (index < 0).to(tl.int32))
         token = tl.where(other > top, index, token)  # the first of equals stays
         top = tl.maximum(top, other)
-    token = tl.where(unusable > 0, -1, token)
-    guess = tl.load(proposed + row, mask=row < M - 1, other=-1)
+    tl.store(out + row, tl.where(unusable > 0, -1, token).to(tl.int64), mask=ok)
+
+
+@triton.jit(do_not_specialize=["W"])
+def _greedy(best, tokens, begins, ends, out, W, ROWS: tl.constexpr):
+    """Count the guesses that stand; programs (sequences)."""
+    sequence = tl.program_id(0).to(tl.int64)
+    row, begin, end = tl.arange(0, ROWS), tl.load(begins + sequence), tl.load(ends + sequence)
+    ok = (row < W) & (row >= begin) & (row <= end)
+    at = sequence * W + row
+    token = tl.load(best + at, mask=ok, other=-1)
+    guess = tl.load(tokens + at + 1, mask=ok & (row < end), other=-1)
     stands = (token == guess) & (guess >= 0)  # a damaged guess must not agree with a damaged row
-    accepted = tl.min(tl.where(ok & (stands == 0), row, ROWS), axis=0)
-    tl.store(out, accepted)
-    tl.store(out + 1, tl.sum(tl.where(row == accepted, token, 0), axis=0))
+    last = tl.min(tl.where(ok & (stands == 0), row, ROWS), axis=0)
+    tl.store(out + sequence * 2, last - begin)
+    tl.store(out + sequence * 2 + 1, tl.sum(tl.where(row == last, token, 0), axis=0))
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -124,17 +136,29 @@ def _draw(
     tl.store(out + 1, tl.where(total > 0.0, token, -1))
 
 
-def accept_greedy(logits: Tensor, proposed: Tensor) -> Tensor:
-    """int64 [2] = (accepted, next token); see `reference.accept_greedy`."""
+def best_tokens(logits: Tensor) -> Tensor:
+    """int64 [M]; see `reference.best_tokens`."""
     logits = logits.contiguous()
     rows, vocabulary = logits.shape
     config = tuning.of(logits.device).sampling
     chunks = triton.cdiv(vocabulary, config.chunk)
     tops = torch.empty((rows, chunks), dtype=torch.float32, device=logits.device)
     indices = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
-    out = torch.empty(2, dtype=torch.int64, device=logits.device)
-    _best[(rows, chunks)](logits, tops, indices, vocabulary, chunks, CHUNK=config.chunk, num_warps=config.warps)
-    _greedy[(1,)](tops, indices, proposed, out, rows, chunks, ROWS=max(2, triton.next_power_of_2(rows)), num_warps=1)
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        _best[(rows, chunks)](logits, tops, indices, vocabulary, chunks, CHUNK=config.chunk, num_warps=config.warps)
+        _join[(triton.cdiv(rows, _ROWS),)](tops, indices, out, rows, chunks, ROWS=_ROWS, num_warps=1)
+    return out
+
+
+def accept_greedy(best: Tensor, tokens: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
+    """int64 [S, 2] = (accepted, next token); see `reference.accept_greedy`."""
+    sequences, width = tokens.shape
+    out = torch.empty((sequences, 2), dtype=torch.int64, device=best.device)
+    _greedy[(sequences,)](
+        best.contiguous(), tokens.contiguous(), begins, ends, out, width,
+        ROWS=max(2, triton.next_power_of_2(width)), num_warps=1,
+    )  # fmt: skip
     return out
 
 

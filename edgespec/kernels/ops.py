@@ -156,12 +156,22 @@ def attention(q: Tensor, kv: PagedLayer, width: int, window: int | None = None, 
     return _home("attention", paged, q.device).attention(q, kv, width, window, span=span)  # type: ignore[no-any-return]
 
 
-def accept_greedy(logits: Tensor, proposed: Tensor) -> Tensor:
-    """int64 [2] on the device: (accepted, next token) for logits [M, V] and proposed int64 [M - 1]; token -1: the
-    row cannot be used."""
-    if proposed.shape != (logits.shape[0] - 1,):
-        raise ValueError(f"{list(proposed.shape)} guesses do not fit logits {list(logits.shape)}")
-    return _home("acceptance", reference, logits.device).accept_greedy(logits, proposed)  # type: ignore[no-any-return]
+def best_tokens(logits: Tensor) -> Tensor:
+    """int64 [M] on the device: the best token of each row of logits [M, V], -1 for a row that cannot be used."""
+    return _home("acceptance", reference, logits.device).best_tokens(logits)  # type: ignore[no-any-return]
+
+
+def accept_greedy(best: Tensor, tokens: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
+    """int64 [S, 2] on the device: (accepted, next token) of S blocks; best and tokens int64 [S, W], see the reference.
+
+    The next token is -1 if its row cannot be used.
+    """
+    if best.shape != tokens.shape or begins.shape != ends.shape or begins.shape != tokens.shape[:1]:
+        raise ValueError(
+            f"{list(best.shape)} best tokens do not fit {list(tokens.shape)} of {list(begins.shape)} blocks"
+        )
+    home = _home("acceptance", reference, best.device)
+    return home.accept_greedy(best, tokens, begins, ends)  # type: ignore[no-any-return]
 
 
 def accept_sampled(p: Tensor, q: Tensor | None, proposed: Tensor, uniforms: Tensor) -> Tensor:
@@ -172,20 +182,6 @@ def accept_sampled(p: Tensor, q: Tensor | None, proposed: Tensor, uniforms: Tens
     if q is not None and q.shape[0] < rows - 1:
         raise ValueError(f"{q.shape[0]} rows of q for {rows - 1} guesses")
     return _home("acceptance", reference, p.device).accept_sampled(p, q, proposed, uniforms)  # type: ignore[no-any-return]
-
-
-def move_blocks(pool: Tensor, moves: Tensor) -> Tensor:
-    """Copy blocks of pool [blocks, ...] in place in the order of moves int64 [n, 2] = (from, to); returns pool."""
-    if moves.ndim != 2 or moves.shape[1] != 2 or not pool.is_contiguous():
-        raise ValueError(f"moves {list(moves.shape)} must be pairs, and the pool contiguous")
-    return _home("blocks", reference, pool.device).move_blocks(pool, moves)  # type: ignore[no-any-return]
-
-
-def remap(tables: Tensor, mapping: Tensor) -> Tensor:
-    """Replace each b >= 0 in `tables` by mapping[b], in place; returns tables."""
-    if not tables.is_contiguous():
-        raise ValueError("tables must be contiguous")
-    return _home("blocks", reference, tables.device).remap(tables, mapping)  # type: ignore[no-any-return]
 
 
 def _home(name: str, otherwise: ModuleType, device: torch.device) -> ModuleType:

@@ -78,18 +78,30 @@ def attention(
     return torch.einsum("kgms,ksd->mkgd", weights, v).reshape(rows, heads * width).to(q.dtype)
 
 
-def accept_greedy(logits: Tensor, proposed: Tensor) -> Tensor:
-    """int64 [2] = (accepted, next token) for logits [M, V] and proposed int64 [M - 1].
+def best_tokens(logits: Tensor) -> Tensor:
+    """int64 [M]: the best token of each row of logits [M, V], the lowest of equals.
 
-    Guesses stand while they are the row's argmax (the lowest of equals), a negative one never; the next token is the
-    argmax of the first row after them. It is -1 if that row has NaN or +inf, or nothing finite.
+    -1 for a row that has NaN or +inf, or nothing finite.
     """
-    best = logits.argmax(dim=-1)
-    top = logits.max(dim=-1).values
-    best = torch.where(torch.isfinite(top), best, -1)  # NaN is the maximum of its row, +inf and all -inf show too
-    agree = ((best[:-1] == proposed) & (proposed >= 0)).to(torch.int64)
-    accepted = agree.cumprod(0).sum()
-    return torch.stack((accepted, _at(best, accepted)))
+    top = logits.amax(dim=-1)  # NaN is the maximum of its row
+    places = torch.arange(logits.shape[-1], device=logits.device)  # torch's own argmax may return any of equals
+    lowest = torch.where(logits == top[:, None], places, logits.shape[-1]).amin(dim=-1)
+    return torch.where(torch.isfinite(top), lowest, -1)
+
+
+def accept_greedy(best: Tensor, tokens: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
+    """int64 [S, 2] = (accepted, next token) of S sequences, whose W tokens each the target was just given.
+
+    best int64 [S, W]: `best_tokens` of the rows, tokens int64 [S, W]. Row r says what follows tokens[s, r]; the guesses
+    of sequence s are tokens[s, begins[s] + 1] to tokens[s, ends[s]]. They stand while they are the best token of the
+    row before, a negative one never; the next token is the best of the first row whose guess falls, of row ends[s] if
+    none does. begins, ends: int64 [S], 0 <= begins[s] <= ends[s] < W; where that is not so, the numbers mean nothing.
+    """
+    rows = torch.arange(best.shape[1], device=best.device)
+    agree = (best[:, :-1] == tokens[:, 1:]) & (tokens[:, 1:] >= 0) & (rows[:-1] < ends[:, None])
+    stands = F.pad(agree | (rows[:-1] < begins[:, None]), (0, 1))
+    last = stands.to(torch.int64).cumprod(1).sum(1, keepdim=True).clamp(max=best.shape[1] - 1)
+    return torch.cat((last - begins[:, None], best.gather(1, last)), dim=1)
 
 
 def accept_sampled(p: Tensor, q: Tensor | None, proposed: Tensor, uniforms: Tensor) -> Tensor:
@@ -120,19 +132,3 @@ def accept_sampled(p: Tensor, q: Tensor | None, proposed: Tensor, uniforms: Tens
     last = torch.where(residual > 0, places, -1).max()
     token = torch.where(sums[-1] > 0, torch.minimum(token, last), -1)
     return torch.stack((accepted, token))
-
-
-def move_blocks(pool: Tensor, moves: Tensor) -> Tensor:
-    """Copy blocks within pool [blocks, ...] in place, in the order of moves int64 [n, 2] = (from, to); returns pool.
-
-    As if one after the other: a block may be filled after it was read. Pairs with a negative number are skipped.
-    """
-    for move in moves:
-        skipped, (source, target) = (move < 0).any(), move.clamp(min=0)
-        pool.index_copy_(0, target[None], torch.where(skipped, _at(pool, target), _at(pool, source))[None])
-    return pool
-
-
-def remap(tables: Tensor, mapping: Tensor) -> Tensor:
-    """Replace each block number b >= 0 in `tables` by mapping[b], in place; negative entries stay. Returns tables."""
-    return tables.copy_(torch.where(tables >= 0, mapping[tables.clamp(min=0)].to(tables.dtype), tables))

@@ -86,12 +86,16 @@ def check_fits(need: Mapping[str, int], budget: int, available: int | None = Non
     if total > budget:
         limit, advice = (
             f"the memory budget is {format_bytes(budget)}",
-            "raise --memory-budget, or use a smaller model or --context",
+            "raise --memory-budget",
         )
     else:
         limit = f"only {format_bytes(available or 0)} are free"
-        advice = "free some memory, or use a smaller model or --context"
-    raise MemoryBudgetError(f"{format_bytes(total)} are needed ({parts}) but {limit}; {advice}")
+        advice = "free some memory"
+    fewer = "fewer drafts at once (--resident), " if any("draft slot" in name for name in need) else ""
+    raise MemoryBudgetError(
+        f"{format_bytes(total)} are needed ({parts}) but {limit}; {advice}, or use {fewer}a smaller model or "
+        "--context; edgespec doctor shows what fits"
+    )
 
 
 def _unreadable(value: object) -> ConfigError:

@@ -5,7 +5,7 @@ All numbers come from headers and manifests: a plan is made before any weight is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.memory.budget import format_bytes
@@ -43,26 +43,32 @@ class Row:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """target, workspace: bytes. context: tokens, of `position` bytes each. budget: bytes that may be used.
+    """target: bytes. beside: further bytes that are taken in any case, by part. budget: bytes that may be used.
 
+    context: tokens. cache: bytes that the engine takes for keys and values of a text of so many tokens.
     asked: K, None = what fits. `slots` is K of the plan; without enough room for even one slot of the largest draft,
     slots are made for the largest draft of which one fits, and the larger ones are left out.
     """
 
     target: int
-    workspace: int
+    beside: Mapping[str, int]
     context: int
-    position: int
+    cache: Callable[[int], int]
     drafts: Sequence[DraftNeed]
     budget: int
     asked: int | None = None
 
     @property
     def _fixed(self) -> list[tuple[str, int]]:
-        parts = [("target", self.target), ("workspace", self.workspace)]
-        parts.append((f"KV cache of {self.context} tokens", self.context * self.position))
+        parts = self._needed
         always = sum(draft.always for draft in self.drafts)
         return [*parts, ("drafts, whatever is loaded", always)] if always else parts
+
+    @property
+    def _needed(self) -> list[tuple[str, int]]:
+        """What there is without any draft."""
+        cache = (f"KV cache of {self.context} tokens", self.cache(self.context))
+        return [("target", self.target), *self.beside.items(), cache]
 
     @property
     def room(self) -> int:
@@ -106,9 +112,7 @@ class MemoryPlan:
 
         Drafts that do not fit are only left out.
         """
-        return self.budget < self.target + self.workspace + self.context * self.position or bool(
-            self.asked and not self.fits
-        )
+        return self.budget < sum(nbytes for _part, nbytes in self._needed) or bool(self.asked and not self.fits)
 
     def rows(self) -> list[Row]:
         """The parts in the order in which they are taken; the last is the total."""
@@ -127,7 +131,11 @@ class MemoryPlan:
 
     def advice(self) -> list[str]:
         """What to change, each with what it would bring; nothing if all that is wanted fits."""
-        return list(self._refused() if not self.fits else self._more())
+        return [*self._too_many(), *(self._more() if self.fits else self._refused())]
+
+    def _too_many(self) -> Iterator[str]:
+        if self.asked is not None and self.asked > len(self._sizes):
+            yield f"--resident {self.asked} is more than there is to hold (drafts with weights: {len(self._sizes)})"
 
     def _refused(self) -> Iterator[str]:
         """It is over the budget: what would make it fit."""
@@ -166,7 +174,7 @@ class MemoryPlan:
         """The longest context, as a power of two, that frees that much."""
         shorter = 1 << max(0, (self.context - 1).bit_length() - 1)
         while shorter >= _FEWEST_POSITIONS:
-            freed = (self.context - shorter) * self.position
+            freed = self.cache(self.context) - self.cache(shorter)
             if freed >= wanted:
                 yield f"--context {shorter} would free {format_bytes(freed)}, enough for {what}"
                 return

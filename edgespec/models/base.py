@@ -127,6 +127,18 @@ class KVPool(Protocol):
         """Give everything back. Idempotent."""
 
 
+class DeviceGuesses(Protocol):
+    """A draft's guesses that lie on a device. `known + guesses` may be the tokens of a forward that `takes` them there.
+
+    Such a decoder has a method `takes(guesses) -> bool`; its logits have `verdict()`, which is the greedy rule's answer
+    and brings the guesses with it, and `wait()`.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __radd__(self, known: list[int], /) -> Sequence[int]: ...
+
+
 class Part(NamedTuple):
     """One sequence's share of a batched forward; the fields are those of `Decoder.forward`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.errors import EdgespecError, ModelError
-from edgespec.models.base import Decoder, ForwardOutput, Part
+from edgespec.models.base import Decoder, FloatArray, ForwardOutput, Part
 
 
 class PartError(ModelError):
@@ -50,3 +50,9 @@ def one_after_another(decoder: Decoder, parts: Sequence[Part]) -> list[ForwardOu
         for part, length in zip(parts, lengths, strict=True):
             part.cache.crop(length)
         raise
+
+
+def wait_for(logits: FloatArray) -> object:
+    """Return when the forward that gave these is over; what its device says of it, None if it was over before."""
+    wait = getattr(logits, "wait", None)
+    return None if wait is None else wait()

@@ -8,22 +8,27 @@ What becomes of a tensor:
 - Embedding and LM head take 8 bits with int4 too: the head decides each token. In a model whose layers are quantised
   already, floats stay float16 there.
 - Norms and biases stay floats: float16 where that changes nothing, else float32.
+
+A journal (`convert_journal`) says which tensors are written. A conversion that was interrupted goes on behind the last
+of those whose bytes are still what they were, and ends with the very files of one that was not.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgespec.errors import ModelError
-from edgespec.models import convert_folder
-from edgespec.models.convert_writer import Place, ShardWriter, header_room
+from edgespec.errors import ConfigError, ModelError
+from edgespec.models import convert_folder, convert_journal
+from edgespec.models.convert_journal import Journal, Written
+from edgespec.models.convert_writer import Form, Place, ShardWriter, header_room, unfinish
 from edgespec.models.cpu import usable_threads
 from edgespec.models.quantisation import OWN_VERSION
 from edgespec.models.quantised import GROUPS, FloatArray, Layout, Mode, QuantisedTensor, quantise
@@ -38,6 +43,7 @@ _FLOATS = ("F16", "BF16", "F32", "F64")
 _PACKED = ("GPTQ", "AWQ")
 _FLOAT16_MAX = 65504.0
 Report = Callable[[str, int, int], None]
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,15 @@ class Kind:
     error: float = 0.0
     squares: float = 0.0
     forms: set[str] = field(default_factory=set)
+
+    def add(self, written: Written, nbytes: int) -> None:
+        """Count a tensor of `nbytes` bytes in the source."""
+        self.tensors += 1
+        self.bytes_before += nbytes
+        self.bytes_after += sum(math.prod(shape) * dtype.itemsize for dtype, shape in written.forms.values())
+        self.error += written.error
+        self.squares += written.squares
+        self.forms.add(written.form)
 
     @property
     def relative_error(self) -> float:
@@ -121,27 +136,35 @@ def convert(
     force: bool = False,
     threads: int | None = None,
     report: Report | None = None,
+    note: Note | None = None,
+    program: str = "",
 ) -> dict[str, Kind]:
     """Write `weights` into the folder `out`, which appears complete or not at all. Returns sums by kind of tensor.
 
-    report: called with (tensor, bytes written, bytes in all). Raises ConfigError for a folder that is there or cannot
-    be written, ModelError for damaged weights.
+    Goes on with what an interrupted call for the same source and settings left, see `convert_folder.work_folder`.
+    report: called with (tensor, bytes written, bytes in all). note: called with what the user may want to know of an
+    earlier conversion that is gone on with, or is not. program: the version of the caller's. Raises ConfigError for a
+    folder that is there or cannot be written, ModelError for damaged weights.
     """
     steps = plan(weights, wanted)
     need = sum(step.nbytes for step in steps)
     convert_folder.check_target(out, weights.path, force=force)
     convert_folder.check_disk(out, need)
-    kinds: dict[str, Kind] = {}
-    with convert_folder.folder_in_progress(out) as folder:
+    settings = {**asdict(wanted), "shard_bytes": shard_bytes}
+    with convert_folder.folder_in_progress(out, note) as folder:
         names = [f"{step.name}.{part}" for step in steps for part in ("scale", "shift", "zero")]
         writer = ShardWriter(folder, shard_bytes, header_room(names))
         try:
-            with _Workers(threads or usable_threads()) as workers:
-                done = 0
-                for step in steps:
+            identity = convert_journal.identity(weights, settings, program)
+            kept = _restored(folder, identity, steps, writer, note)
+            with Journal(folder, identity, kept) as journal, _Workers(threads or usable_threads()) as workers:
+                written = list(kept)
+                done = sum(step.nbytes for step in steps[: len(kept)])
+                for step in steps[len(kept) :]:
                     if report is not None:
                         report(step.name, done, need)
-                    _converted(weights, step, writer, workers, kinds.setdefault(kind_of(step.name), Kind()))
+                    written.append(_converted(weights, step, writer, workers))
+                    journal.add(written[-1])
                     done += step.nbytes
             writer.finish()
         finally:
@@ -150,7 +173,36 @@ def convert(
         convert_folder.check_result(weights, tokenizer, folder)
         if report is not None:
             report("complete", need, need)
+    return _by_kind(weights, written)
+
+
+def _by_kind(weights: WeightFile, written: Sequence[Written]) -> dict[str, Kind]:
+    kinds: dict[str, Kind] = {}
+    for each in written:
+        kinds.setdefault(kind_of(each.name), Kind()).add(each, weights.nbytes(each.name))
     return kinds
+
+
+def _restored(
+    folder: Path, identity: dict[str, Any], steps: Sequence[Step], writer: ShardWriter, note: Note | None
+) -> list[Written]:
+    """The first tensors of `steps`, as far as an earlier conversion wrote them whole; nothing else stays there."""
+    entries, reason = convert_journal.read(folder, identity)
+    if reason and note is not None:
+        note(f"the conversion that was interrupted is not gone on with: {reason}; starting anew.")
+    if not entries:
+        convert_folder.clear(folder)
+        return []
+    unfinish(folder, convert_journal.NAME)
+    kept = []
+    for step, entry in zip(steps, entries):
+        if entry.name != step.name or not writer.restore(entry.forms, entry.checksum):
+            break
+        kept.append(entry)
+    writer.trim()
+    if note is not None:
+        note(f"going on with the conversion that was interrupted: {len(kept)} of {len(steps)} tensors are written.")
+    return kept
 
 
 def kind_of(name: str) -> str:
@@ -175,12 +227,12 @@ def _record(weights: WeightFile, steps: Sequence[Step], wanted: Wanted, licence:
     }
 
 
-def _converted(weights: WeightFile, step: Step, writer: ShardWriter, workers: _Workers, kind: Kind) -> None:
-    """Convert one tensor, and add it to the sums."""
-    kind.tensors += 1
-    kind.bytes_before += weights.nbytes(step.name)
-    if step.kept and _kept(weights, step, writer, kind):
-        return
+def _converted(weights: WeightFile, step: Step, writer: ShardWriter, workers: _Workers) -> Written:
+    """Convert one tensor."""
+    kept = _kept(weights, step, writer) if step.kept else None
+    if kept is not None:
+        return kept
+    forms: dict[str, Form] = {}
     places: dict[str, Place] = {}
     layout = step.layout
     if step.kept and layout is not None and layout.mode == "shift":  # its inputs turned out to be out of order
@@ -188,38 +240,45 @@ def _converted(weights: WeightFile, step: Step, writer: ShardWriter, workers: _W
     row = 0
     for piece in _small(weights.pieces(step.name, _PIECE)):
         if not places:
-            places = writer.add(_forms(step.name, step.shape, layout, _float_type(step, piece)))
-            kind.bytes_after += sum(place.row_bytes for place in places.values()) * step.shape[0]
-            kind.forms.add(str(layout) if layout else next(iter(places.values())).dtype.name)
-        workers.do(_write_piece, piece, row, layout, places, weights, step.name, kind=kind)
+            forms = _forms(step.name, step.shape, layout, _float_type(step, piece))
+            places = writer.add(forms)
+        workers.do(_write_piece, piece, row, layout, places, weights, step.name)
         row += len(piece)
-    workers.wait()
+    error, squares = workers.sums()
+    form = str(layout) if layout else next(iter(places.values())).dtype.name
+    return Written(step.name, forms, _checksum(writer, places), form, error, squares)
 
 
-def _kept(weights: WeightFile, step: Step, writer: ShardWriter, kind: Kind) -> bool:
-    """Repack a tensor; False if it has no such form after all."""
+def _kept(weights: WeightFile, step: Step, writer: ShardWriter) -> Written | None:
+    """Repack a tensor; None if it has no such form after all."""
+    forms: dict[str, Form] = {}
     places: dict[str, Place] = {}
-    row = 0
+    form, row = "", 0
     for piece in weights.quantised_pieces(step.name, _PIECE):
         if not places:
             forms = {f"{step.name}.{k}": (a.dtype, (step.shape[0], *a.shape[1:])) for k, a in piece.fields.items()}
-            places = writer.add(forms)
-            kind.bytes_after += sum(place.row_bytes for place in places.values()) * step.shape[0]
-            kind.forms.add(f"{piece.layout}, kept")
+            places, form = writer.add(forms), f"{piece.layout}, kept"
         _write_fields(piece, row, places, step.name)
         row += piece.shape[0]
-    return bool(places)
+    return Written(step.name, forms, _checksum(writer, places), form) if places else None
 
 
-def _forms(
-    name: str, shape: tuple[int, ...], layout: Layout | None, floats: type[np.floating[Any]]
-) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+def _checksum(writer: ShardWriter, places: dict[str, Place]) -> int:
+    """Of a tensor, read back: pieces were written in any order."""
+    found = writer.checksum(places)
+    if found is None:
+        path = next(iter(places.values())).shard.path
+        raise ConfigError(f"{path.parent}: cannot be read again; give --out another disk.")
+    return found
+
+
+def _forms(name: str, shape: tuple[int, ...], layout: Layout | None, floats: type[np.floating[Any]]) -> dict[str, Form]:
     """Types and shapes of the arrays that a tensor becomes, by name."""
     if layout is None:
         return {name: (np.dtype(floats), shape)}
     rows, columns = shape
     groups = (rows, columns // layout.group)
-    forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+    forms: dict[str, Form] = {
         f"{name}.q": (np.dtype(np.uint8 if layout.bits == 4 else np.int8), (rows, columns * layout.bits // 8)),
         f"{name}.scale": (np.dtype(np.float16), groups),
     }
@@ -280,7 +339,8 @@ class _Workers:
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="convert")
         self._limit = threads + 1
-        self._running: deque[tuple[Future[tuple[float, float]], Kind]] = deque()
+        self._running: deque[Future[tuple[float, float]]] = deque()
+        self._sums = (0.0, 0.0)
 
     def __enter__(self) -> _Workers:
         return self
@@ -288,18 +348,19 @@ class _Workers:
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def do(self, job: Callable[..., tuple[float, float]], *arguments: Any, kind: Kind) -> None:
-        """Run `job` in a thread; its two sums go to `kind`."""
+    def do(self, job: Callable[..., tuple[float, float]], *arguments: Any) -> None:
+        """Run `job` in a thread; its two numbers go to `sums`."""
         while len(self._running) >= self._limit:
             self._take()
-        self._running.append((self._pool.submit(job, *arguments), kind))
+        self._running.append(self._pool.submit(job, *arguments))
 
-    def wait(self) -> None:
+    def sums(self) -> tuple[float, float]:
+        """Wait for all jobs; the sums of what those since the last call returned."""
         while self._running:
             self._take()
+        found, self._sums = self._sums, (0.0, 0.0)
+        return found
 
     def _take(self) -> None:
-        future, kind = self._running.popleft()
-        error, squares = future.result()
-        kind.error += error
-        kind.squares += squares
+        error, squares = self._running.popleft().result()
+        self._sums = (self._sums[0] + error, self._sums[1] + squares)

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from edgespec.errors import ConfigError, EdgespecError, ModelError
 from edgespec.files import write_text
+from edgespec.models import convert_journal
 from edgespec.models.files import read_json
 from edgespec.models.quantisation import OWN_KEY
 from edgespec.models.spec_writer import config_of
@@ -56,7 +57,7 @@ def _made_by_convert(folder: Path) -> bool:
 
 def check_disk(out: Path, need: int) -> None:
     """ConfigError unless `need` bytes fit the disk of `out` (what --force replaces goes only at the end)."""
-    free = shutil.disk_usage(out.parent).free
+    free = shutil.disk_usage(out.parent).free + _left(work_folder(out))
     if need + _SPARE_BYTES > free:
         raise ConfigError(
             f"{out}: needs {need / 1e9:.2f} GB, and its disk has {free / 1e9:.2f} GB free; free some space, or give "
@@ -64,13 +65,26 @@ def check_disk(out: Path, need: int) -> None:
         )
 
 
+def work_folder(out: Path) -> Path:
+    """Where a conversion to `out` is written until it is complete."""
+    return out.parent / f".{out.name}.converting"
+
+
+def _left(folder: Path) -> int:
+    """Bytes on the disk that an interrupted conversion holds: they are gone on with, or removed."""
+    with suppress(OSError):
+        return sum(path.lstat().st_blocks * 512 for path in folder.iterdir())
+    return 0
+
+
 @contextmanager
-def folder_in_progress(out: Path) -> Iterator[Path]:
+def folder_in_progress(out: Path, note: Callable[[str], None] | None = None) -> Iterator[Path]:
     """A folder beside `out` that takes its name, and the place of what is there, when the block ends well.
 
-    Ended in any other way it is removed; if the process is killed, the next conversion to `out` removes it.
+    What an interrupted or killed conversion left is in it. If the block ends with an error, it stays only where its
+    journal says that some tensors are whole, and not for a ModelError: who mends the source begins anew. note: is told.
     """
-    work = out.parent / f".{out.name}.converting"
+    work = work_folder(out)
     try:
         if work.is_symlink():
             work.unlink()
@@ -81,13 +95,17 @@ def folder_in_progress(out: Path) -> Iterator[Path]:
     try:
         _claim(handle, out)
         try:
-            _clear(work)
             yield work
             os.fsync(handle)
             _put_in_place(work, out)
-        except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
+        except BaseException as error:
+            if isinstance(error, ModelError) or not convert_journal.has_entries(work):
+                shutil.rmtree(work, ignore_errors=True)
+            elif note is not None:
+                note(f"what was converted is kept in {work}; the same command goes on with it.")
             raise
+        with suppress(OSError):
+            (out / convert_journal.NAME).unlink()  # only now: what fails before is gone on with
     finally:
         os.close(handle)
 
@@ -99,9 +117,13 @@ def _claim(handle: int, out: Path) -> None:
         raise ConfigError(f"{out}: another edgespec convert is writing it; wait for it or end it.") from error
 
 
-def _clear(folder: Path) -> None:
-    for left in folder.iterdir():
-        shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+def clear(folder: Path) -> None:
+    """Remove what is in a folder. Raises ConfigError."""
+    try:
+        for left in folder.iterdir():
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be emptied ({error.strerror}); remove it.") from error
 
 
 def _put_in_place(work: Path, out: Path) -> None:

@@ -27,7 +27,10 @@ _PIECE = 256 << 20  # Linux reads at most 2 GiB at once; smaller pieces also kee
 
 
 class ReadOnlyFile:
-    """An open file that is read by position. Safe to share between threads; `size` is its length when opened."""
+    """An open file that is read by position. Safe to share between threads.
+
+    size, modified_ns: its length, and when it was written last (ns since 1970), both when it was opened.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,6 +49,7 @@ class ReadOnlyFile:
             raise ModelError(f"{path}: is not a regular file; give a model file or a model folder.")
         self._fd = fd
         self.size = status.st_size
+        self.modified_ns = status.st_mtime_ns
 
     def read_into(self, buffer: ByteArray, offset: int, what: str) -> None:
         """Fill the contiguous uint8 `buffer` from `offset`. `what` names the content in errors ("tensor x")."""

@@ -80,7 +80,26 @@ def _gptq(settings: Mapping[str, Any], source: Path) -> Scheme:
             f"{source}: GPTQ weights in the format {form[:40]!r} are not supported (gptq and gptq_v2 are); "
             "use the original checkpoint."
         )
-    # Keys "-:pattern" only leave layers unquantised; all others give layers settings of their own.
+    _refuse_mixed(settings, source)
+    return Scheme("gptq", bits, group, plus_one=form == "gptq", acts=settings.get("desc_act") is True)
+
+
+def _awq(settings: Mapping[str, Any], source: Path) -> Scheme:
+    names = ("w_bit", "q_group_size") if "w_bit" in settings else ("bits", "group_size")
+    bits, group = _numbers(settings, source, *names, (4,))
+    version = str(settings.get("version") or settings.get("checkpoint_format") or settings.get("format") or "gemm")
+    version = version.lower()
+    if version != "gemm":
+        raise ModelError(
+            f"{source}: AWQ weights of version {version[:40]!r} are not supported (gemm is); "
+            "use the original checkpoint."
+        )
+    _refuse_mixed(settings, source)
+    return Scheme("awq", bits, group)
+
+
+def _refuse_mixed(settings: Mapping[str, Any], source: Path) -> None:
+    """Keys "-:pattern" of `dynamic` only leave layers unquantised; all others give layers settings of their own."""
     dynamic = settings.get("dynamic") or {}
     if not isinstance(dynamic, dict):
         raise ModelError(f"{source}: dynamic is {str(dynamic)[:40]!r}, it must be an object.")
@@ -90,19 +109,6 @@ def _gptq(settings: Mapping[str, Any], source: Path) -> Scheme:
             f"{source}: gives some layers settings of their own ({different[0][:60]!r}); a checkpoint with mixed "
             "quantisation is not supported."
         )
-    return Scheme("gptq", bits, group, plus_one=form == "gptq", acts=settings.get("desc_act") is True)
-
-
-def _awq(settings: Mapping[str, Any], source: Path) -> Scheme:
-    names = ("w_bit", "q_group_size") if "w_bit" in settings else ("bits", "group_size")
-    bits, group = _numbers(settings, source, *names, (4,))
-    version = str(settings.get("version", "gemm")).lower()
-    if version != "gemm":
-        raise ModelError(
-            f"{source}: AWQ weights of version {version[:40]!r} are not supported (gemm is); "
-            "use the original checkpoint."
-        )
-    return Scheme("awq", bits, group)
 
 
 def _numbers(

@@ -179,7 +179,18 @@ class PackedMatrix:
         if self._plus_one:
             zeros = zeros + np.uint32(_LESS_ONE[self._bits])
         zero = np.ascontiguousarray(self._along_outputs(zeros).T).astype(np.int16)
+        self._refuse_other_format(zero)
         return q, zero, self._scales(), self._order()
+
+    def _refuse_other_format(self, zero: IntArray) -> None:
+        """Refuse symmetric weights whose settings name the wrong format ("gptq", "gptq_v2"): all were off by one."""
+        off = 2 ** (self._bits - 1) + (1 if self._plus_one else -1)
+        if not self._awq and (zero == off).all():
+            entry, (said, other) = self._parts["qzeros"], ("gptq", "gptq_v2")[:: 1 if self._plus_one else -1]
+            raise ModelError(
+                f"{entry.file.path}: tensor {entry.name} has zero points as the format {other} has them, but the "
+                f'settings say {said}; set "checkpoint_format": "{other}" in quantization_config.'
+            )
 
     def _along_outputs(self, packed: IntArray) -> npt.NDArray[np.uint8]:
         """uint32 [n, m] -> uint8 [n, 8 m] (4 m with 8 bits), where several outputs share an integer."""

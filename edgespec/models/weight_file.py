@@ -44,6 +44,7 @@ class WeightFile:
         self._permuted = permuted
         self._tensors = _checked(path, spec, tensors)
         self._fingerprint: str | None = None
+        self._model_fingerprint: str | None = None
 
     def names(self) -> list[str]:
         """The names of all tensors, exactly those of `required_tensors(spec)`."""
@@ -130,6 +131,29 @@ class WeightFile:
                         digest.update(entry.file.read(entry.offset + start, count, f"tensor {entry.name}"))
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
+
+    def model_fingerprint(self) -> str:
+        """sha256 (hex) of the model, whatever file it is in and however its matrices are quantised there.
+
+        Over the sizes of the architecture and all norm weights, rounded to bfloat16. No format and no quantiser but AWQ
+        changes those (AWQ moves scales into them). A fine-tuned model has others, unless only adapters were trained.
+        Reads those vectors alone. Raises ModelError if they are damaged.
+        """
+        if self._model_fingerprint is None:
+            s = self.spec
+            sizes = (s.hidden_size, s.num_layers, s.num_heads, s.num_kv_heads, s.head_dim, s.intermediate_size)
+            digest = hashlib.sha256(repr((*sizes, s.vocab_size)).encode())
+            for name in sorted(self._tensors):
+                if name.endswith("norm.weight"):
+                    bits = self.read(name).view(np.uint32)
+                    half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))  # to the nearest, ties to even
+                    digest.update(name.encode() + ((bits + half) >> np.uint32(16)).astype("<u2").tobytes())
+            self._model_fingerprint = digest.hexdigest()
+        return self._model_fingerprint
+
+    def stamps(self) -> list[tuple[str, int, int]]:
+        """(name, bytes, time of the last change in ns) of each file: they differ once one was written anew."""
+        return sorted((f.file.path.name, f.file.size, f.file.modified_ns) for f in self._files)
 
     def close(self) -> None:
         for opened in self._files:

@@ -215,17 +215,19 @@ class Answer:
 
     async def frames(self, first: TextDelta | None) -> AsyncGenerator[bytes, None]:
         """Server-sent events, to the last. first: the piece that is there already."""
-        shape = self._shape
+        shape, offset = self._shape, 0
         if shape.chat:
             yield event(shape.first())
-        if first is not None and first.text:
+        if first is not None and (first.text or first.logprobs):
             yield event(shape.piece(first))
+            offset = shape.length(first)
         try:
             async for piece in self._pieces(SILENCE_SECONDS):
                 if piece is None:
                     yield COMMENT
-                elif piece.text:
-                    yield event(shape.piece(piece))
+                elif piece.text or piece.logprobs:  # a token without text, such as that of the end, has one too
+                    yield event(shape.piece(piece, offset))
+                    offset += shape.length(piece)
             result = await self._outcome()
         except Exception as error:
             yield event(from_exception(error).body())

@@ -7,45 +7,79 @@ then they are cancelled, and their clients get what there is. A second signal en
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-import prometheus_client
 import uvicorn
 
 from edgespec.errors import ConfigError
 from edgespec.server.answering import SHUTDOWN
 from edgespec.server.app import App
 from edgespec.server.connections import limited
-from edgespec.server.settings import SPARE_CONNECTIONS, ServerSettings
+from edgespec.server.settings import SPARE_CONNECTIONS, ServerSettings, is_loopback
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LAST_SECONDS = 5.0  # that cancelled answers have to reach their clients
 _SPARE_FILES = 64  # file descriptors that are not connections
+_PORT_TRIES = 8  # to find a port that is free at all addresses of the host
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as ::1 where there is no IPv6
 
 
-def listen(settings: ServerSettings) -> socket.socket:
-    """The bound socket. Raises ConfigError if the address cannot be had; done before a model is loaded."""
+def listen(settings: ServerSettings) -> list[socket.socket]:
+    """Bound sockets, one for each address that the host has: `localhost` is 127.0.0.1 and ::1 where both are there.
+
+    Raises ConfigError if none can be had, or the port is taken at one of them; done before a model is loaded.
+    """
+    where = f"{settings.host}:{settings.port}"
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _name, address = found[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-        except BaseException:
-            sock.close()
-            raise
+        addresses = list(dict.fromkeys((family, address) for family, _kind, _protocol, _name, address in found))
+        if settings.loopback:  # nobody was asked for a key: whatever this machine takes the name for
+            addresses = [(family, address) for family, address in addresses if is_loopback(str(address[0]))]
+        for tries_left in reversed(range(_PORT_TRIES)):
+            try:
+                return _bound(addresses)
+            except OSError as error:
+                if settings.port or error.errno != errno.EADDRINUSE or not tries_left:
+                    raise
     except OSError as error:
-        where = f"{settings.host}:{settings.port}"
         raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; choose another --port") from error
-    sock.setblocking(False)
-    return sock
+    raise AssertionError("unreachable")
+
+
+def _bound(addresses: Sequence[tuple[socket.AddressFamily, tuple[Any, ...]]]) -> list[socket.socket]:
+    """A socket for each, all with the port of the first; an address that this machine does not have is left out.
+
+    Raises OSError if there is none at all, or one is taken.
+    """
+    socks: list[socket.socket] = []
+    missing = OSError(errno.EADDRNOTAVAIL, "the name has no address of this machine")
+    with contextlib.ExitStack() as undo:
+        for family, address in addresses:
+            port = socks[0].getsockname()[1] if socks else address[1]
+            try:
+                sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6 and len(addresses) > 1:  # else it would have the IPv4 ones as well
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.bind((address[0], port, *address[2:]))
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                missing = error
+            else:
+                sock.setblocking(False)
+                socks.append(sock)
+        if not socks:
+            raise missing
+        undo.pop_all()
+    return socks
 
 
 def url(sock: socket.socket, path: str = "/") -> str:
@@ -149,18 +183,18 @@ class Server(uvicorn.Server):
 def serve(
     engine: Any,
     settings: ServerSettings,
-    sock: socket.socket,
+    socks: list[socket.socket],
     log: Callable[[str], None],
     ready: Callable[[], None] = lambda: None,
 ) -> int:
     """Answer until a signal says to end. Returns how many signals came: more than one is an end without grace."""
-    prometheus_client.disable_created_metrics()  # a time for each counter, which nobody asks for
     engine.start_serving()
     app = App(engine, settings)
     server = Server(app, log, ready)
     try:
-        server.run([sock])
+        server.run(socks)
     finally:
         app.close()
-        sock.close()
+        for sock in socks:
+            sock.close()
     return server.signals

@@ -87,7 +87,22 @@ class Metrics:
         self._gamma.set(gamma)
 
     def text(self) -> bytes:
-        return generate_latest(self.registry)
+        return generate_latest(_Plain(self.registry))
+
+
+class _Plain(Collector):
+    """Without the time at which each counter was made, which nobody asks for.
+
+    (The package's own switch for it is one for the whole process, which may have metrics that are not ours.)
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
 
 
 class _Now(Collector):

@@ -6,6 +6,7 @@ import itertools
 import math
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ class Shape:
             choice["message"] = {"role": "assistant", "content": result.text, "refusal": None}
         else:
             choice["text"] = result.text
-        choice["logprobs"] = self.logprobs(result)
+        choice["logprobs"] = self.logprobs(result.logprobs)
         choice["finish_reason"] = finish_reason(result.finish_reason)
         kind = "chat.completion" if self.chat else "text_completion"
         return {
@@ -55,19 +56,29 @@ class Shape:
         """A chat's first chunk: who speaks."""
         return self._chunk({"role": "assistant", "content": "", "refusal": None}, "", None)
 
-    def piece(self, delta: TextDelta) -> dict[str, Any]:
-        """One piece of text. edgespec.guessed: how many characters of it the draft guessed (those come first)."""
+    def piece(self, delta: TextDelta, offset: int = 0) -> dict[str, Any]:
+        """One piece of text, with the log probabilities of its tokens. offset: characters of the tokens before it.
+
+        edgespec.guessed: how many characters of it the draft guessed (those come first).
+        """
         note = {
             "draft": delta.draft,
             "tokens": len(delta.token_ids),
             "accepted": delta.accepted,
             "guessed": guessed_characters(delta, self.tokenizer),
         }
-        return {**self._chunk({"content": delta.text}, delta.text, None), "edgespec": note}
+        logprobs = self.logprobs(delta.logprobs or None, offset)
+        return {**self._chunk({"content": delta.text}, delta.text, None, logprobs), "edgespec": note}
+
+    def length(self, delta: TextDelta) -> int:
+        """Characters of the tokens of a piece, as `text_offset` of a completion counts them."""
+        if self.chat or not delta.logprobs:
+            return 0
+        return sum(len(_token(self.tokenizer, one.token_id)[0]) for one in delta.logprobs)
 
     def last(self, result: GenerationResult, cancelled: str | None) -> dict[str, Any]:
-        """The last chunk: why it ended, all log probabilities, and what the drafts did."""
-        chunk = self._chunk({}, "", finish_reason(result.finish_reason), self.logprobs(result))
+        """The last chunk: why it ended, and what the drafts did."""
+        chunk = self._chunk({}, "", finish_reason(result.finish_reason))
         return {**chunk, "edgespec": self.summary(result, cancelled)}
 
     def usage_chunk(self, result: GenerationResult) -> dict[str, Any]:
@@ -96,11 +107,11 @@ class Shape:
             summary["ignored"] = self.ignored
         return summary
 
-    def logprobs(self, result: GenerationResult) -> dict[str, Any] | None:
-        """In the endpoint's form; None unless asked for."""
-        if result.logprobs is None:
+    def logprobs(self, ones: Sequence[TokenLogprob] | None, offset: int = 0) -> dict[str, Any] | None:
+        """In the endpoint's form; None unless asked for. offset: characters of the tokens before them."""
+        if ones is None:
             return None
-        return chat_logprobs(result, self.tokenizer) if self.chat else completion_logprobs(result, self.tokenizer)
+        return chat_logprobs(ones, self.tokenizer) if self.chat else completion_logprobs(ones, self.tokenizer, offset)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -149,20 +160,20 @@ def guessed_characters(delta: TextDelta, tokenizer: Tokenizer) -> int:
     return len(delta.text) * delta.accepted // len(delta.token_ids)
 
 
-def chat_logprobs(result: GenerationResult, tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_logprobs(ones: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         text, data = _token(tokenizer, token_id)
         return {"token": text, "logprob": _finite(logprob), "bytes": data}
 
     content = [
         {**entry(one.token_id, one.logprob), "top_logprobs": [entry(token, value) for token, value in one.top]}
-        for one in result.logprobs or ()
+        for one in ones
     ]
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(result: GenerationResult, tokenizer: Tokenizer) -> dict[str, Any]:
-    ones: tuple[TokenLogprob, ...] = result.logprobs or ()
+def completion_logprobs(ones: Sequence[TokenLogprob], tokenizer: Tokenizer, offset: int = 0) -> dict[str, Any]:
+    """offset: where the first of them begins, in characters of all tokens' texts."""
     texts = [_token(tokenizer, one.token_id)[0] for one in ones]
     return {
         "tokens": texts,
@@ -171,7 +182,7 @@ def completion_logprobs(result: GenerationResult, tokenizer: Tokenizer) -> dict[
             {_token(tokenizer, token)[0]: _finite(value) for token, value in one.top} if one.top else None
             for one in ones
         ],
-        "text_offset": list(itertools.accumulate(map(len, texts), initial=0))[:-1],
+        "text_offset": list(itertools.accumulate(map(len, texts), initial=offset))[:-1],
     }
 
 

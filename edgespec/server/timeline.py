@@ -6,15 +6,17 @@ Fed by `Engine.watch` from the serving thread (one append a batch); read by the 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from edgespec.memory.states import State
+from edgespec.memory.states import DraftState, State
 from edgespec.serving.records import BatchRecord
 
 CAPACITY = 6000  # batches: a minute or more of the fastest
+SHOWN_SECONDS = 90.0  # loads, stays and changes of memory that ended before are not told any more; the page shows 60
 MOST_ROWS = 2000  # in one answer: a page that was asleep catches up in several
 
 
@@ -60,6 +62,8 @@ class Timeline:
         self._stays: deque[Stay] = deque(maxlen=200)
         self._held: dict[str, float] = {}  # drafts in memory, and since when
         self._elastic: deque[tuple[float, str]] = deque(maxlen=50)
+        self._resident: tuple[str, ...] = ()  # in the last batch
+        self._noting = threading.Lock()
         self._tickets = itertools.count(1)
         self._last = 0
 
@@ -85,6 +89,9 @@ class Timeline:
         self._last = ticket
         if record.elastic is not None:
             self._elastic.append((at, record.elastic))
+        if record.resident != self._resident:  # whether a page looks or not
+            self._resident = record.resident
+            self._note_states()
         self._on_batch(gamma, drafted, accepted)
 
     def since(self, ticket: int) -> dict[str, Any]:
@@ -93,14 +100,19 @@ class Timeline:
             ticket = 0  # of a server that was there before
         self._note_states()
         rows = [row for row in self._rows.copy() if row.ticket > ticket][:MOST_ROWS]
+        now = time.perf_counter()
+        with self._noting:
+            loads = [load for load in self._loads if load.end > now - SHOWN_SECONDS]
+            stays = [stay for stay in self._stays if stay.end is None or stay.end > now - SHOWN_SECONDS]
+            held = [Stay(name, begin, None) for name, begin in self._held.items()]
         return {
-            "now": time.perf_counter(),
+            "now": now,
             "ticket": rows[-1].ticket if rows else ticket,
             "fields": Row._fields,
             "rows": rows,
-            "loads": list(self._loads),
-            "resident": [*self._stays, *(Stay(name, begin, None) for name, begin in self._held.items())],
-            "elastic": list(self._elastic.copy()),
+            "loads": loads,
+            "resident": stays + held,
+            "elastic": [event for event in self._elastic.copy() if event[0] > now - SHOWN_SECONDS],
             "drafts": self._drafts(),
             "serving": self._serving(),
         }
@@ -124,10 +136,12 @@ class Timeline:
     def _note_states(self) -> None:
         """Loads and stays since the last look: each state says since when it is so, and how long the load took."""
         working_set = self._engine.working_set
-        if working_set is None:
-            return
+        if working_set is not None:
+            with self._noting:
+                self._note(working_set.states())
+
+    def _note(self, states: Mapping[str, DraftState]) -> None:
         known = {(load.draft, load.end) for load in self._loads}
-        states = working_set.states()
         for name, state in states.items():
             here = state.state is State.RESIDENT
             begin = self._held.get(name)

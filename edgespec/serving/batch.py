@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -12,9 +12,9 @@ from typing import NamedTuple, TypeVar
 
 from drafts.base import Proposal
 from edgespec.decoding.counts import TO_SECONDS
-from edgespec.decoding.halves import Looked, Prepared, Seen, Shared
+from edgespec.decoding.halves import Looked, Prepared, Seen, Shared, shared_by
 from edgespec.models.base import Decoder, ForwardOutput, Part
-from edgespec.models.batching import PartError
+from edgespec.models.batching import PartError, wait_for
 from edgespec.models.cuda.memory import out_of_memory
 from edgespec.serving.active import Active
 from edgespec.serving.drafters import Drafters
@@ -59,7 +59,10 @@ class _Turn:
 
 
 class BatchRunner:
-    """Runs batches on one target. Belongs to the serving thread; `lengths` may be changed by any."""
+    """Runs batches on one target. Belongs to the serving thread; `lengths` may be changed by any.
+
+    together: a block in which all rounds of a batch are made known to whoever looks after the working set.
+    """
 
     def __init__(
         self,
@@ -67,10 +70,12 @@ class BatchRunner:
         lengths: Lengths,
         drafters: Drafters,
         *,
+        together: Callable[[], AbstractContextManager[None]] = nullcontext,
         prefill_rows: int = PREFILL_ROWS,
         prefill_alone: int = PREFILL_ALONE,
     ) -> None:
         self._decoder, self.lengths, self._drafters = decoder, lengths, drafters
+        self._together = together
         self._prefill_rows, self._prefill_alone = prefill_rows, prefill_alone
 
     def run(self, actives: Sequence[Active], now: Situation) -> BatchRecord:
@@ -81,7 +86,7 @@ class BatchRunner:
             return self._alone(rounds[0], begin)
         pieces = self._pieces([active for active in actives if active.prefilling], bool(rounds))
         with ExitStack() as leases:
-            rounds = [turn for turn in rounds if self._look(turn, leases)]
+            rounds = self._looked(rounds, lengths.plain, leases)
             drafting = perf_counter()
             _plan(lengths, rounds, now, sum(len(turn.part.tokens) for turn in pieces if turn.part))
             others = len(rounds) + len(pieces) > 1
@@ -94,9 +99,10 @@ class BatchRunner:
             turns = [turn for turn in rounds if turn.part is not None] + pieces
             rows = sum(len(turn.part.tokens) for turn in turns if turn.part)
             target = self._judge(turns, leases)
-        for turn in rounds:
-            if turn.seen is not None:
-                _attempt(turn.active, partial(turn.active.generation.learned, turn.seen))
+        with self._together():
+            for turn in rounds:
+                if turn.seen is not None:
+                    _attempt(turn.active, partial(turn.active.generation.learned, turn.seen))
         record = self._record(begin, turns, rows, drafted - drafting, target)
         lengths.observe(record)
         return record
@@ -126,11 +132,23 @@ class BatchRunner:
                 turns.append(turn)
         return turns
 
-    def _look(self, turn: _Turn, leases: ExitStack) -> bool:
-        """Lease what is resident, for the length of the batch, and see what may run. False if that failed."""
-        turn.resident = leases.enter_context(turn.active.session.leased())
-        turn.looked = _attempt(turn.active, partial(turn.active.generation.look, read=False))
-        return turn.looked is not None
+    def _looked(self, turns: Sequence[_Turn], plain: bool, leases: ExitStack) -> list[_Turn]:
+        """Lease what is resident, for the length of the batch, and see what may run; without those where that failed.
+
+        plain: texts without a seed draft nothing, and drafts are not even looked at. All share one lease then.
+        """
+        resident: frozenset[str] | None = None
+        for turn in turns:
+            generation, session = turn.active.generation, turn.active.session
+            if not plain or generation.seeded:
+                turn.resident = leases.enter_context(session.leased())
+                turn.looked = _attempt(turn.active, partial(generation.look, read=False))
+                continue
+            if resident is None:
+                resident = leases.enter_context(session.leased())
+            turn.resident, now = resident, perf_counter_ns()
+            turn.looked = Looked(None, now, now)
+        return [turn for turn in turns if turn.looked is not None]
 
     def close(self) -> None:
         self._drafters.close()
@@ -152,7 +170,7 @@ class BatchRunner:
                 begin = perf_counter_ns()
                 if group:
                     self._forward(group, last=True)
-            shared = Shared(begin, perf_counter_ns(), len(group))
+            shared = shared_by([turn.output for turn in group if turn.output is not None], begin)
             for turn in group:
                 if turn.output is not None:
                     _attempt(turn.active, partial(self._take, turn, turn.output, shared))
@@ -166,6 +184,8 @@ class BatchRunner:
         """
         try:
             outputs = self._decoder.forward_batch([turn.part for turn in group if turn.part is not None])
+            for output in outputs:
+                wait_for(output.logits)
         except PartError as error:
             group[error.part].active.fail(error.error)
         except Exception as error:
@@ -236,7 +256,7 @@ def _prepare(turn: _Turn, others: bool) -> None:
     assert turn.plan is not None
     try:
         turn.prepared = turn.active.generation.prepare(_read_up(turn, others), turn.plan, perf_counter_ns())
-        turn.part = turn.active.session.ask_verify(turn.prepared.proposal.tokens)
+        turn.part = turn.active.session.ask_verify(turn.prepared.proposal.guesses)
     except Exception as error:
         turn.error = error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,6 @@ from edgespec.config import RuntimeConfig
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation
 from edgespec.errors import ConfigError, EdgespecError, ModelError, RequestTooLong
-from edgespec.loading import position_bytes
 from edgespec.models.base import KVPool
 from edgespec.residency import Loads
 from edgespec.serving.active import Active
@@ -50,7 +49,7 @@ class ServingHost:
         assert owner is not None
         self._engine, self.config, self._target = engine, config, owner._target
         target = self._target
-        held, sizes = owner._held, {"context": target.context, "position": position_bytes(target.decoder.spec)}
+        held, sizes = owner._held, {"context": target.context, "position": target.position_bytes}
         further = 0 if held is None else held.further_bytes
         need = need_of(config, target.planned, weights=target.decoder.nbytes, further=further, **sizes)
         self._texts: Texts | None = None
@@ -69,7 +68,7 @@ class ServingHost:
             undo.callback(self.pool.close)
             self._costs, self._costs_file = batch_costs(target, config.max_sessions)
             self._planners.clear()
-            runner = BatchRunner(target.decoder, self._lengths(load_policy), Drafters())
+            runner = BatchRunner(target.decoder, self._lengths(load_policy), Drafters(), together=self._together)
             self._runner = runner
             self.queue = RequestQueue(config.max_queue)
             self.loop = ServingLoop(self, runner, self.queue, config.max_sessions, watchers=watchers)
@@ -171,7 +170,8 @@ class ServingHost:
                 if only is not None:
                     view.begin()
                     planner = OnlyPlanner(view, only)
-                elif held is not None:
+                elif held is not None and not self._runner.lengths.plain:
+                    # Under a load planner that never drafts, a text has no wishes, even if another one takes over.
                     steering, voter = self._steered(held).steering(view, request.params.max_new_tokens)
                     withdraw = voter.withdraw
                     undo.callback(withdraw)
@@ -188,6 +188,10 @@ class ServingHost:
         if self._texts is None or self._texts.scheduler is not held.scheduler:
             self._texts = Texts(held.scheduler)
         return self._texts
+
+    def _together(self) -> AbstractContextManager[None]:
+        """What the texts of a batch wish for is passed on as one."""
+        return nullcontext() if self._texts is None else self._texts.together()
 
     def situation(self, queued: int) -> Situation:
         return Situation(queued, self.pool.stats.free_share)

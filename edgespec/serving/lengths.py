@@ -30,6 +30,11 @@ class Lengths:
     def name(self) -> str:
         return self.planner.name
 
+    @property
+    def plain(self) -> bool:
+        """Whether texts draft nothing, but for those with a seed: then nothing is asked of drafts and of the policy."""
+        return self.planner.plain
+
     def plans(
         self, asked: Sequence[tuple[Active, Looked]], *, queued: int, kv_free: float, prefill_rows: int
     ) -> list[Plan]:

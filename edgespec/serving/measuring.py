@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.files import write_text
 from edgespec.models.base import Decoder, KVCache, Part
+from edgespec.models.batching import wait_for
 from predictor.load import BatchCosts
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ class _Forwards:
             parts.append(Part([0] * width, cache, 1))
         slots = self._decoder.batch_slots if self._decoder.batch_slots > 1 else len(parts)
         for begin in range(0, len(parts), slots):
-            self._decoder.forward_batch(parts[begin : begin + slots])
+            for output in self._decoder.forward_batch(parts[begin : begin + slots]):
+                wait_for(output.logits)
 
 
 def _stand_at(cache: Any, length: int, decoder: Decoder) -> None:

@@ -66,6 +66,10 @@ class LoadPlanner(Protocol):
     name: str
     floor: float
 
+    @property
+    def plain(self) -> bool:
+        """Whether it never drafts, but for lengths that are fixed: then nobody need work out what texts may expect."""
+
     def lengths(self, view: LoadView) -> Sequence[int]:
         """For each of `view.running`: 0 (a plain row), or tokens to draft; never above its limit or its rates."""
 

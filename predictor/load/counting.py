@@ -14,6 +14,7 @@ class Counting:
 
     name = "counting"
     floor = 0.0
+    plain = False
 
     def __init__(self, costs: BatchCosts, drafts: CostTable) -> None:
         self.costs = costs

@@ -22,6 +22,10 @@ class GuardedLoad:
         self.floor = 0.0
         self.reason: str | None = None  # why it was given up
 
+    @property
+    def plain(self) -> bool:
+        return self._planner is None or self._planner.plain
+
     def lengths(self, view: LoadView) -> Sequence[int]:
         plain = clipped(view, 0)
         self.floor = 0.0

@@ -18,6 +18,7 @@ class FixedLoad(Counting):
     def __init__(self, costs: BatchCosts, drafts: CostTable, gamma: int) -> None:
         super().__init__(costs, drafts)
         self.name = f"fixed:{gamma}" if gamma else "none"
+        self.plain = gamma == 0
         self._gamma = gamma
 
     def lengths(self, view: LoadView) -> Sequence[int]:

@@ -58,7 +58,9 @@ class UcbPolicy(Baseline):
             return None
         if self._ran or self._active in view.failed or self._active is None:
             self._active, self._ran = self.drafts[self._bandit.choose(able)], False
-        kept = sorted(view.resident - {self._active}, key=self._index, reverse=True)
+        # Equals in the order of the drafts: that of a set differs from run to run.
+        others = [name for name in self.drafts if name in view.resident and name != self._active]
+        kept = sorted(others, key=self._index, reverse=True)
         index = self._index(self._active)
         reason = f"pulled {self._active}: " + ("never tried in this text" if index == float("inf") else f"{index:.2f}")
         return Holding((self._active, *kept), reason, wait=self._wait and self._active not in view.resident)

@@ -121,15 +121,23 @@ class Baseline:
         return Forecast(chosen.name, arm.rates()[:longest], arm.offered()[:longest], chosen.behind)
 
     def _arm(self, name: str, level: int) -> Acceptance:
-        return self._acceptance.setdefault((name, level), Acceptance(_PRIOR, FORESEEN))
+        arm = self._acceptance.get((name, level))
+        if arm is None:
+            arm = self._acceptance[name, level] = Acceptance(_PRIOR, FORESEEN)
+        return arm
 
     def _chosen(self, candidates: Sequence[Candidate]) -> Candidate | None:
         """The draft that proposes in this round, whatever gamma is."""
+        mine = None
+        for candidate in candidates:
+            if candidate.name == LOOKUP and candidate.level >= LOOKUP_LEVEL and self._lookup:
+                return candidate
+            if candidate.name == self._active and candidate.level > 0:
+                mine = candidate
+        if mine is not None:
+            return mine
         able = {candidate.name: candidate for candidate in candidates if candidate.level > 0}
-        lookup = able.get(LOOKUP)
-        if self._lookup and lookup is not None and lookup.level >= LOOKUP_LEVEL:
-            return lookup
-        chosen = self._active if self._active in able else self._stand_in(able)
+        chosen = self._stand_in(able)
         return None if chosen is None else able[chosen]
 
     def _stand_in(self, able: Mapping[str, Candidate]) -> str | None:

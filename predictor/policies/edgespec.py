@@ -109,12 +109,14 @@ class EdgePolicy(AutoPlanner):
 
     def rank(self, ranking: Mapping[str, float]) -> None:
         with self._lock:
+            share = self._trust.share
             for name in self.drafts:
                 rate = ranking.get(name)
                 if rate is not None and 0 <= rate <= 1:
                     before = self._ranking.get(name, rate)
-                    self._ranking[name] = before + _SMOOTH * (rate - before)
-                    self._expect_here(name)
+                    self._ranking[name] = ranked = before + _SMOOTH * (rate - before)
+                    arm = self._arm(name, 1)
+                    arm.expect(share * ranked + (1 - share) * arm.usual())
             self._guessing_along().relax(self._informed)
 
     @property
@@ -123,10 +125,6 @@ class EdgePolicy(AutoPlanner):
 
     def informed(self) -> bool:
         return bool(self._ranking) and self._trust.share > _SURE
-
-    def _expect_here(self, name: str) -> None:
-        arm, share = self._arm(name, 1), self._trust.share
-        arm.expect(share * self._ranking[name] + (1 - share) * arm.usual())
 
     def _judge_ranker(self, name: str | None, proposed: int, accepted: int) -> None:
         if name in self._ranking and proposed:
@@ -183,7 +181,7 @@ class EdgePolicy(AutoPlanner):
     def _try_out(self, view: View, prospects: Mapping[str, Prospect], holding: Holding, plain: float) -> Holding:
         """What is held, with the last slot for a draft that was not heard in this text, if that may be much better."""
         self._patience -= 1
-        here = [prospects[name] for name in view.resident if name in prospects]
+        here = [prospect for name, prospect in prospects.items() if name in view.resident]
         if self._patience > 0 or view.loading or not here or view.capacity < 1:
             return holding
         best = max(here, key=lambda p: p.speed)

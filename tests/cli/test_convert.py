@@ -113,18 +113,32 @@ def test_the_licence_of_a_gguf_file(tmp_path: Path) -> None:
     assert record["source"]["licence"] == "mit"
 
 
-def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+def test_the_same_command_goes_on_after_ctrl_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model that takes long enough to be interrupted when the first quarter is reported."""
     source = write_tiny(tmp_path / "source", **{**SHAPE, "vocab_size": 60_000, "num_hidden_layers": 24})
-    command = [sys.executable, "-m", "edgespec.cli.main", "convert", str(source), "--dtype", "int4"]
+    words = ["convert", str(source), "--dtype", "int4", "--out"]
     child = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "out")], stderr=subprocess.PIPE, text=True, env={**os.environ}
+        [sys.executable, "-m", "edgespec.cli.main", *words, str(tmp_path / "out")],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ},
     )
     assert child.stderr is not None
     for line in child.stderr:
         if line.startswith("converted"):
             child.send_signal(signal.SIGINT)
             break
+    said = child.stderr.read()
     assert child.wait(60) == 130
     child.stderr.close()
-    assert [p.name for p in tmp_path.iterdir()] == ["source"]
+    work = tmp_path / ".out.converting"
+    assert f"what was converted is kept in {work}; the same command goes on with it" in said
+    assert sorted(p.name for p in tmp_path.iterdir()) == [work.name, "source"]
+    assert main([*words, str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    assert "note: going on with the conversion that was interrupted:" in printed.err
+    assert main([*words, str(tmp_path / "whole")]) == 0
+    assert capsys.readouterr().out.splitlines()[:-1] == printed.out.splitlines()[:-1]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source", "whole"]
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()

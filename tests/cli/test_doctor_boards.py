@@ -114,11 +114,11 @@ def test_a_fresh_orin_nano_in_text(
     assert after("warn  torch: torch is not installed: ") == f"pip install --force-reinstall torch {JP6}"
     assert after("warn  onnxruntime: ").endswith(f"onnxruntime-gpu {JP6}")
     assert after("warn  triton: Triton is not installed: ").endswith(f"triton {JP6}")
-    assert after("warn  swap: 4.0 GB of swap lie in compressed memory (zram): ").startswith("sudo systemctl disable")
+    assert after("warn  swap: 3.7 GiB of swap lie in compressed memory (zram): ").startswith("sudo systemctl disable")
     assert after("warn  desktop: ") == "sudo systemctl set-default multi-user.target && sudo reboot"
     assert "ok    power: 6.0 W now (VDD_CPU_GPU_CV 1.7 W, VDD_IN 6.0 W, VDD_SOC 2.3 W)" in lines
-    assert "ok    memory: 7.1 GB free of 8.0 GB (limits of containers included)" in lines
-    assert "ok    free blocks: 61 free blocks of 4 MB" in lines
+    assert "ok    memory: 6.6 GiB free of 7.4 GiB (limits of containers included)" in lines
+    assert "ok    free blocks: 61 free blocks of 4.0 MiB" in lines
     assert "ok    heat: 50 C (gpu), not throttled" in lines
 
 
@@ -335,7 +335,7 @@ def test_a_torch_that_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_fragmentation(tmp_path: Path) -> None:
     found = warned(doctor_storage.fragmentation(replace(boards.NANO_8, blocks=2).write(tmp_path)))
-    assert "only 2 free blocks of 4 MB" in found["free blocks"].detail
+    assert "only 2 free blocks of 4.0 MiB" in found["free blocks"].detail
     assert "error 12" in found["free blocks"].detail
     assert doctor_storage.fragmentation(replace(boards.PLAIN, blocks=0).write(tmp_path / "plain")) == []
     assert doctor_storage.fragmentation(boards.put(tmp_path, "a/etc/nv_tegra_release", "").parent.parent) == []
@@ -350,7 +350,7 @@ def test_strange_buddyinfo(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("board", [boards.NANO_8, boards.PLAIN])
 def test_swapped_out_pages_are_found_anywhere(board: FakeBoard, tmp_path: Path) -> None:
     found = warned(doctor_storage.swap(replace(board, swapped=900).write(tmp_path)))["swap"]
-    assert found.detail.startswith("944 MB of 17.2 GB are swapped out: ")
+    assert found.detail.startswith("900.0 MiB of 16.0 GiB are swapped out: ")
 
 
 def test_a_desktop_on_a_large_board_stays(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from drafts.head_file import HeadFile
 from edgespec import loading, selftest
-from edgespec.cli import doctor_memory
+from edgespec.cli import doctor_memory, doctor_place
+from edgespec.cli.doctor_place import Place
 from edgespec.cli.main import main
 from edgespec.config import RuntimeConfig
-from edgespec.memory import topology
 from edgespec.memory.topology import Topology
 from edgespec.models.weights import WeightFile
 from tests.support.draft_sets import write_draft, write_standalone
@@ -40,7 +40,8 @@ def model(tmp_path: Path) -> Path:
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with 8 GiB, all of it free."""
     machine = Topology("discrete", 8 << 30, lambda: (8 << 30, 8 << 30), name="Test Board")
-    monkeypatch.setattr(topology, "detect", lambda device: machine)
+    monkeypatch.setattr(doctor_place, "place", lambda *_asked: Place("cpu", machine))
+    monkeypatch.setattr(doctor_memory, "of_engine", lambda _config: Place("cpu", machine))
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, Any], dict[str, Any]]:
@@ -83,7 +84,7 @@ def test_a_plan_that_fits(model: Path, tmp_path: Path, free: None, capsys: pytes
     code, check, memory = doctor(capsys, *flags)
     assert code == 0
     assert (check["status"], check["advice"]) == ("ok", "")
-    assert "K = 2 of 2 drafts in memory at once" in check["detail"]
+    assert "2 of 2 drafts with weights in memory at once (K = 2)" in check["detail"]
     assert memory["slots"] == 2
     assert memory["device"] == {
         "kind": "discrete",
@@ -99,9 +100,10 @@ def test_a_plan_that_fits(model: Path, tmp_path: Path, free: None, capsys: pytes
     assert all(draft["fits"] for draft in memory["drafts"])
     assert main(["doctor", *flags]) == 0
     out = capsys.readouterr().out
-    assert "Memory plan (Test Board, discrete memory, 8.0 GiB free now)" in out
+    assert "Memory plan (Test Board, the GPU's own memory, 8.0 GiB free now)" in out
     assert "│ 2 draft slots of " in out
     assert "NO" not in out.partition("Memory plan (")[2]
+    assert "- a loaded draft takes several times its file: " in out
 
 
 def test_a_plan_that_does_not_fit_says_by_how_much_and_what_to_change(
@@ -118,6 +120,7 @@ def test_a_plan_that_does_not_fit_says_by_how_much_and_what_to_change(
     main(["doctor", *flags, "--memory-budget", "160MiB", "--context", "256"])
     out = capsys.readouterr().out
     assert re.search(r"│ NO +│ \d+\.\d KiB missing +│", out)
+    assert out.count("are missing: as it is, this is refused") == 1  # below the tables, not beside the check as well
     needed = next(word for word in check["advice"].split() if word.endswith("MiB") and word[:-3].isdigit())
     code, check, memory = doctor(capsys, *flags, "--memory-budget", needed, "--context", "256")
     assert memory["fits"] is True
@@ -180,9 +183,12 @@ def test_no_plan_without_the_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nothing_is_loaded_for_it(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes come from headers and manifests: no weights are read, of which a fingerprint only samples some bytes."""
+    """Sizes come from headers and manifests: no matrix is read; fingerprints read norm vectors and some bytes."""
+    read = WeightFile.read
 
-    def refused(*_arguments: object, **_options: object) -> None:
+    def refused(*arguments: Any, **_options: object) -> Any:
+        if isinstance(arguments[0], WeightFile) and arguments[1].endswith("norm.weight"):
+            return read(*arguments)
         raise AssertionError("weights are read")
 
     drafts = write_draft(tmp_path / "code", model), write_standalone(tmp_path / "big", model, **SHAPE)

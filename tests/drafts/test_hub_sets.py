@@ -103,7 +103,7 @@ def test_no_weights_are_shipped_with_them():
     ],
 )
 def test_what_fits_which_board(free: float, expected: dict[str, int]):
-    found = {fit.name: fit for fit in fitting(int(free * 1e9), workspace=set_fits.CUDA_WORKSPACE)}
+    found = {fit.name: fit for fit in fitting(int(free * 1e9), workspace=set_fits.CUDA_PROCESS)}
     assert {name: fit.slots for name, fit in found.items()} == expected
     assert all(fit.fits == (fit.slots > 0) and name in fit.text for name, fit in found.items())
     assert all(("does not fit" in fit.text) == (not fit.fits) for fit in found.values())

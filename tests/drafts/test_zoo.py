@@ -10,6 +10,7 @@ import pytest
 
 from drafts import zoo
 from drafts.head import FILE_NAME
+from drafts.load_now import load_now
 from drafts.manifest import MANIFEST
 from drafts.zoo import TargetFacts
 from edgespec.errors import DraftError
@@ -17,6 +18,7 @@ from edgespec.models.build import build_decoder
 from edgespec.models.tokenizer import load_tokenizer
 from edgespec.models.weights import open_weights
 from tests.support.draft_sets import edit, facts_of, write_draft, write_standalone
+from tests.support.packed import converted
 from tests.support.tiny import write_tiny
 from tests.support.tiny_engine import SHAPE
 
@@ -128,7 +130,7 @@ def test_folders_that_cannot_be_read_are_noted(home: Path, target: Path, monkeyp
 
 
 CHANGES = [
-    ("other weights", {"fingerprint": "0" * 64}, "made for another target, target "),
+    ("other weights", {"fingerprint": "0" * 64, "model": "0" * 64}, "made for another target, target "),
     ("other tokenizer", {"tokenizer": "0" * 64}, "another tokenizer"),
     ("other size", {"hidden_size": 64}, "hidden states of size 32, but the target's have 64"),
     ("other rows", {"vocab_size": 300}, "made for 288 rows of logits, but the target has 300"),
@@ -226,3 +228,83 @@ def test_load_gives_the_head_and_refuses_what_is_none(home: Path, target: Path, 
 
     with pytest.raises(DraftError, match="hidden states"):
         zoo.load(zoo.read_entry(write_draft(home / "math", target)), WithoutStates(), facts)  # type: ignore[arg-type]
+
+
+# Other forms of the model
+
+
+@pytest.fixture(scope="module")
+def repacked(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target, converted to 8 bits: another file, the same model."""
+    out = tmp_path_factory.mktemp("models") / "repacked"
+    converted(target, out, 8)
+    return out
+
+
+def test_drafts_serve_other_forms_of_their_model(home: Path, target: Path, facts: TargetFacts, repacked: Path) -> None:
+    write_draft(home / "drafts" / "some-name" / "code", target)
+    other = facts_of(repacked)
+    assert other.fingerprint != facts.fingerprint
+    assert other.model == facts.model
+    assert zoo.for_target(home, other.fingerprint) == []
+    (entry,) = zoo.for_target(home, other.fingerprint, model=other.model)
+    assert zoo.usable(entry, other).name == "code"
+    assert [each.name for each in zoo.sets(home, other.fingerprint, other.model)] == ["some-name"]
+
+
+def test_a_draft_for_the_very_weights_goes_before_one_for_another_form(
+    home: Path, target: Path, facts: TargetFacts, repacked: Path
+) -> None:
+    write_draft(home / "drafts" / "a" / "code", target)
+    write_draft(home / "drafts" / "b" / "code", repacked)
+    write_draft(home / "drafts" / "c" / "code", target)
+    other = facts_of(repacked)
+    (entry,) = zoo.for_target(home, other.fingerprint, model=other.model)
+    assert entry.set_name == "b"
+    (entry,) = zoo.for_target(home, facts.fingerprint, model=facts.model)
+    assert entry.set_name == "a"
+    (home / "drafts" / "b" / "code" / MANIFEST).write_text("broken")
+    (entry,) = zoo.for_target(home, other.fingerprint, model=other.model)
+    assert entry.set_name == "a"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tokenizer": "0" * 64}, "another tokenizer"),
+        ({"vocab_size": 300}, "made for 288 rows of logits"),
+        ({"model": "0" * 64}, "made for another target"),
+        ({"model": ""}, "made for another target"),
+    ],
+)
+def test_the_same_model_with_another_vocabulary_is_refused(
+    home: Path, target: Path, repacked: Path, changes: dict, words: str
+) -> None:
+    entry = zoo.read_entry(write_draft(home / "code", target))
+    with pytest.raises(DraftError, match=words):
+        zoo.usable(entry, TargetFacts(**{**vars(facts_of(repacked)), **changes}))
+
+
+def test_a_manifest_that_does_not_know_its_model_serves_its_own_weights(
+    home: Path, target: Path, facts: TargetFacts, repacked: Path
+) -> None:
+    folder = write_draft(home / "code", target)
+    edit(folder, f'model = "{facts.model}"', 'model = ""')
+    entry = zoo.read_entry(folder)
+    assert zoo.usable(entry, facts).name == "code"
+    for other in (facts_of(repacked), TargetFacts(**{**vars(facts_of(repacked)), "model": ""})):
+        with pytest.raises(DraftError, match="made for another target"):
+            zoo.usable(entry, other)
+
+
+def test_an_image_is_of_the_target_that_is_there(home: Path, target: Path, repacked: Path, tmp_path: Path) -> None:
+    """A head's image holds rows of the target: one made for another form of the model is not taken."""
+    entry = zoo.read_entry(write_draft(home / "code", target))
+    for number, model in enumerate((target, repacked, target), 1):
+        with open_weights(model) as weights:
+            decoder = build_decoder(weights, device="torch-cpu", weight_format="float32", threads=1)
+        draft = zoo.unloaded(entry, decoder, facts_of(model), images=tmp_path / "images")
+        load_now(draft)
+        draft.close()
+        decoder.close()
+        assert len(list((tmp_path / "images").iterdir())) == min(number, 2)

@@ -91,12 +91,11 @@ def _layers() -> None:
 
 def _acceptance() -> None:
     guesses = torch.zeros(4, dtype=torch.int64)
-    ops.accept_greedy(torch.zeros(5, 151936, dtype=HALF), guesses)
+    best = ops.best_tokens(torch.zeros(10, 151936, dtype=HALF)).view(2, 5)
+    ops.accept_greedy(best, best.clone(), best[:, 0].contiguous(), best[:, 4].contiguous())
     p = torch.zeros(5, 151936)
     ops.accept_sampled(p, p[:4], guesses, torch.zeros(5))
     ops.accept_sampled(p, None, guesses, torch.zeros(5))
-    ops.move_blocks(torch.zeros(8, 2, 16, 64, dtype=HALF), torch.zeros(3, 2, dtype=torch.int64))
-    ops.remap(torch.zeros(4, 8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32))
 
 
 def _facts(kernel: Any) -> dict[str, Any]:

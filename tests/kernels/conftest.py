@@ -18,7 +18,7 @@ import torch
 
 from edgespec.kernels import ops
 
-KERNELS = ("linear", "norm", "rotary", "attention", "acceptance", "blocks")
+KERNELS = ("linear", "norm", "rotary", "attention", "acceptance")
 INSTALLED = find_spec("triton") is not None
 COMPILED = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 

@@ -11,8 +11,10 @@ from tests.kernels.cases import generator, normal, tuned
 
 
 def greedy(logits: Tensor, proposed: list[int]) -> list[int]:
-    guesses = torch.tensor(proposed, dtype=torch.int64, device=logits.device)
-    return list(ops.accept_greedy(logits, guesses).tolist())
+    """(accepted, next token) of one block."""
+    tokens = torch.tensor([[0, *proposed]], dtype=torch.int64, device=logits.device)
+    begins, ends = torch.zeros_like(tokens[:, 0]), torch.full_like(tokens[:, 0], len(proposed))
+    return list(ops.accept_greedy(ops.best_tokens(logits)[None], tokens, begins, ends)[0].tolist())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -148,3 +150,25 @@ def test_the_rule_has_the_targets_law_and_a_sabotaged_one_has_not() -> None:
         return reference.accept_sampled(p, q.sqrt(), proposed, uniforms)
 
     assert not torch.allclose(law(p, q, sabotaged, steps=20), p[0], atol=0.06)
+
+
+@pytest.mark.parametrize("side", ["triton", "torch"])
+def test_several_blocks_at_once(side: str, device: torch.device) -> None:
+    """Blocks that begin and end at other rows, and one that only fills the shape up; against counting by hand."""
+    ops.use("triton" if side == "triton" else "torch")
+    drawn, seen = generator(3), set()
+    for _ in range(20):
+        best = torch.randint(-1, 3, (5, 7), generator=drawn)
+        tokens = torch.randint(-1, 3, (5, 7), generator=drawn)
+        tokens[:, 1:] = torch.where(torch.rand(5, 6, generator=drawn) < 0.8, best[:, :-1], tokens[:, 1:])
+        begins, ends = [0, 2, 3, 0, 6], [6, 5, 3, 0, 6]
+        made = ops.accept_greedy(
+            *(each.to(device) for each in (best, tokens, torch.tensor(begins), torch.tensor(ends)))
+        )
+        for sequence, (begin, end) in enumerate(zip(begins, ends)):
+            row = begin
+            while row < end and tokens[sequence, row + 1] == best[sequence, row] >= 0:
+                row += 1
+            assert made[sequence].tolist() == [row - begin, best[sequence, row]]
+            seen.add(row - begin)
+    assert len(seen) > 2

@@ -97,11 +97,10 @@ def test_references_never_read_a_tensor_on_the_host(one_hot: bool) -> None:
         kv = paged.PagedLayer(keys, keys, blocks, blocks, starts)
         q = paged.rotary_and_write(blank(3, 8 * 16), tables, tables, kv, 3, 4)
         assert paged.attention(q, kv, 3, 5).shape == (3, 64)
-    assert reference.accept_greedy(blank(3, 7), blank(2, dtype=torch.int64)).shape == (2,)
+    best, ends = reference.best_tokens(blank(6, 7)).view(2, 3), blank(2, dtype=torch.int64)
+    assert reference.accept_greedy(best, best, ends, ends).shape == (2, 2)
     p, guesses = blank(3, 7), blank(2, dtype=torch.int64)
     assert reference.accept_sampled(p, None if one_hot else p, guesses, blank(3)).shape == (2,)
-    reference.move_blocks(blank(4, 5), blank(2, 2, dtype=torch.int64))
-    reference.remap(blank(4, dtype=torch.int64), blank(5, dtype=torch.int64))
 
 
 def test_boards_find_their_configuration() -> None:

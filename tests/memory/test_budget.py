@@ -90,8 +90,13 @@ def test_a_plan_over_the_budget_is_refused_with_the_numbers() -> None:
         check_fits({"target": GIB, "KV cache": 512 * MIB}, GIB, 64 * GIB)
     assert str(caught.value) == (
         "1.5 GiB are needed (target 1.0 GiB, KV cache 512.0 MiB) but the memory budget is 1.0 GiB; "
-        "raise --memory-budget, or use a smaller model or --context"
+        "raise --memory-budget, or use a smaller model or --context; edgespec doctor shows what fits"
     )
+
+
+def test_where_drafts_are_held_fewer_of_them_are_an_answer() -> None:
+    with pytest.raises(MemoryBudgetError, match=r"or use fewer drafts at once \(--resident\), a smaller model or"):
+        check_fits({"target": GIB, "7 draft slots": 512 * MIB}, GIB)
 
 
 def test_a_plan_over_what_is_free_is_refused_with_the_numbers() -> None:

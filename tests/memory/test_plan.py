@@ -15,8 +15,8 @@ MIB = 1 << 20
 def plan(budget: int, *sizes: int, **changes: Any) -> MemoryPlan:
     """A target of 100 MiB, 50 MiB of workspace, 1024 positions of 64 KiB (64 MiB); drafts a, b, ... of sizes in MiB."""
     drafts = [DraftNeed(name, size * MIB) for name, size in zip("abcdefgh", sizes)]
-    values = {"target": 100 * MIB, "workspace": 50 * MIB, "context": 1024, "position": 64 << 10, "drafts": drafts}
-    return MemoryPlan(**{**values, "budget": budget * MIB, **changes})
+    values = {"target": 100 * MIB, "beside": {"workspace": 50 * MIB}, "context": 1024, "drafts": drafts}
+    return MemoryPlan(**{**values, "cache": lambda tokens: tokens * (64 << 10), "budget": budget * MIB, **changes})
 
 
 def test_all_fits() -> None:
@@ -49,7 +49,9 @@ def test_k_follows_from_the_budget() -> None:
 def test_what_was_asked_for_is_taken_as_it_is() -> None:
     fewer = plan(1000, 12, 12, 12, asked=2)
     assert (fewer.slots, fewer.advice()) == (2, [])
-    assert plan(1000, 12, asked=5).slots == 1
+    clamped = plan(1000, 12, asked=5)
+    assert clamped.slots == 1
+    assert clamped.advice() == ["--resident 5 is more than there is to hold (drafts with weights: 1)"]
     assert plan(1000, 12, asked=0).slots == 0
     more = plan(240, 12, 12, 12, asked=3)
     assert (more.slots, more.left, more.refused) == (3, -10 * MIB, True)

@@ -1,68 +1,21 @@
-"""The working set's states: what is loaded, kept, evicted, called off, retried, and what a lease protects."""
+"""The working set: what is loaded, kept and evicted, what a lease protects, and what it tells."""
 
 from __future__ import annotations
 
-import logging
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from edgespec.errors import DraftError
 from edgespec.memory import books
 from edgespec.memory.working_set import State, WorkingSet
 from edgespec.telemetry.trace import LOADS, Tracer
-from tests.support.loadables import WAIT, Clock, Events, ScriptedDraft
+from tests.support.loadables import WAIT, Events, ScriptedDraft
+from tests.support.working_sets import hold, resident, state
 
 Make = Callable[..., WorkingSet]
-
-
-@pytest.fixture
-def drafts() -> dict[str, ScriptedDraft]:
-    return {name: ScriptedDraft(name) for name in ("a", "b", "c", "d")}
-
-
-@pytest.fixture
-def events() -> Events:
-    return Events()
-
-
-@pytest.fixture
-def make(drafts: dict[str, ScriptedDraft], events: Events) -> Iterator[Make]:
-    """Working sets over `drafts`, closed at the end; then nothing that must not happen has happened."""
-    made: list[WorkingSet] = []
-
-    def build(slots: int = 2, **options: Any) -> WorkingSet:
-        options = {"watch_seconds": None, "on_event": events, **options}
-        made.append(WorkingSet(list(drafts.values()), slots=slots, **options))
-        return made[-1]
-
-    yield build
-    for draft in drafts.values():
-        draft.gate.set()
-        if draft.hang is not None:
-            draft.hang.set()
-    for each in made:
-        each.close()
-    assert [problem for draft in drafts.values() for problem in draft.problems] == []
-    assert not any(draft.loaded for draft in drafts.values())
-
-
-def hold(working_set: WorkingSet, *names: str, **options: Any) -> None:
-    working_set.retarget(names, reason="test", **options)
-    assert working_set.idle(WAIT)
-
-
-def resident(working_set: WorkingSet) -> set[str]:
-    with working_set.acquire() as lease:
-        return set(lease.names)
-
-
-def state(working_set: WorkingSet, name: str) -> State:
-    return working_set.states()[name].state
 
 
 def test_the_first_k_are_loaded_best_first_and_the_next_are_read_ahead(make: Make, events: Events) -> None:
@@ -233,136 +186,6 @@ def test_a_lease_that_is_forgotten_ends(make: Make) -> None:
     assert resident(working_set) == {"b"}
 
 
-def test_an_overtaken_load_is_called_off(make: Make, drafts: dict[str, ScriptedDraft], events: Events) -> None:
-    """B145 midway: not in the pool afterwards, and its slot is used by the next one."""
-    working_set = make(slots=1)
-    drafts["a"].gate.clear()
-    working_set.retarget(["a"], reason="first")
-    assert drafts["a"].entered.wait(WAIT)
-    begin = time.perf_counter()
-    working_set.retarget(["b"], reason="second")
-    assert time.perf_counter() - begin < 0.05
-    events.wait("cancel")
-    assert time.perf_counter() - begin < 0.05
-    assert working_set.idle(WAIT)
-    assert resident(working_set) == {"b"}
-    assert working_set.counters.cancelled == 1
-    assert (state(working_set, "a"), working_set.states()["a"].reason) == (State.COLD, "called off")
-
-
-def test_cancelled_before_it_began(make: Make, drafts: dict[str, ScriptedDraft]) -> None:
-    """B145 before start: what waits behind another load and is not wanted any more never starts."""
-    working_set = make()
-    drafts["a"].gate.clear()
-    working_set.retarget(["a", "b"], reason="test")
-    assert drafts["a"].entered.wait(WAIT)
-    working_set.retarget(["a"], reason="test")
-    drafts["a"].gate.set()
-    assert working_set.idle(WAIT)
-    assert resident(working_set) == {"a"}
-    assert drafts["b"].loads == 0
-
-
-def test_cancelled_when_all_was_read(make: Make, drafts: dict[str, ScriptedDraft], events: Events) -> None:
-    """B145 at publish: nobody ever sees it if its slot is needed."""
-    working_set = make(slots=1)
-    drafts["a"].at_end = lambda: working_set.retarget(["b"], reason="late")
-    hold(working_set, "a")
-    assert resident(working_set) == {"b"}
-    assert (drafts["a"].loads, drafts["a"].unloads) == (1, 1)
-    counters = working_set.counters
-    assert (counters.loads, counters.cancelled, counters.evictions) == (1, 1, 0)
-    assert [event.draft for event in events.of("drop")] == ["a"]
-    assert not [event for event in events.of("load") if event.draft == "a"]
-
-
-def test_done_before_it_could_be_called_off_it_is_kept_where_there_is_room(
-    make: Make, drafts: dict[str, ScriptedDraft]
-) -> None:
-    working_set = make()
-    drafts["a"].at_end = lambda: working_set.retarget(["b"], reason="late")
-    hold(working_set, "a")
-    assert resident(working_set) == {"a", "b"}
-    assert working_set.counters.cancelled == 0
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (MemoryError(), "there is not enough memory for it"),
-        (FileNotFoundError(2, "No such file", "/x/head"), r"/x/head: cannot be read \(No such file\)"),
-        (DraftError("logits are NaN"), "logits are NaN"),
-        (ValueError("surprise"), "ValueError: surprise"),
-    ],
-)
-def test_a_failed_load_is_one_warning_and_the_next_draft_takes_the_slot(
-    make: Make,
-    drafts: dict[str, ScriptedDraft],
-    error: Exception,
-    words: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """B018: named with its cause, its slot is used by the next in the ranking, and it is not tried again at once."""
-    working_set = make(slots=1, clock=Clock())
-    drafts["a"].errors = [error]
-    hold(working_set, "a", "b")
-    assert resident(working_set) == {"b"}
-    failed = working_set.states()["a"]
-    assert failed.state is State.FAILED
-    assert failed.slot is None
-    assert len(caplog.records) == 1
-    assert caplog.records[0].getMessage().startswith("draft a cannot be loaded: ")
-    assert re.search(words, failed.reason)
-    assert re.search(words, caplog.text)
-    hold(working_set, "a", "c")
-    assert drafts["a"].loads == 1
-    assert working_set.counters.failures == 1
-
-
-def test_retries_wait_twice_as_long_each_time(
-    make: Make, drafts: dict[str, ScriptedDraft], events: Events, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = Clock()
-    working_set = make(clock=clock, retry_seconds=30.0)
-    drafts["a"].errors = [OSError(5, "I/O error") for _ in range(3)]
-    hold(working_set, "a")
-    for number, wait in enumerate((30.0, 60.0, 120.0), start=1):
-        clock.now += wait - 1
-        working_set.retarget(["a"], reason="again", in_use=str(clock.now))  # wakes the loader
-        assert working_set.idle(WAIT)
-        assert drafts["a"].loads == number
-        clock.now += 1
-        working_set.retarget(["a"], reason="again", in_use=str(clock.now))
-        events.wait("fail" if number < 3 else "load", number + 1 if number < 3 else 1)
-    assert resident(working_set) == {"a"}
-    assert len(caplog.records) == 1  # the same cause is told once
-
-
-def test_what_failed_is_not_retried_unless_it_is_wanted(make: Make, drafts: dict[str, ScriptedDraft]) -> None:
-    clock = Clock()
-    working_set = make(clock=clock)
-    drafts["a"].errors = [MemoryError()]
-    hold(working_set, "a")
-    hold(working_set, "b")
-    clock.now += 1000
-    hold(working_set, "c")
-    assert drafts["a"].loads == 1
-    hold(working_set, "a")
-    assert resident(working_set) >= {"a"}
-
-
-def test_a_draft_that_is_larger_than_a_slot_fails_at_once(
-    make: Make, drafts: dict[str, ScriptedDraft], caplog: pytest.LogCaptureFixture
-) -> None:
-    drafts["a"].slot_bytes = 5000
-    working_set = make(slot_bytes=1024)
-    assert "draft a needs 4.9 KiB, but a slot has 1.0 KiB" in caplog.text
-    hold(working_set, "a", "b", "c")
-    assert resident(working_set) == {"b", "c"}
-    with pytest.raises(ValueError, match="a draft b already"):
-        working_set.add(ScriptedDraft("b"))
-
-
 def test_drafts_can_be_added(make: Make) -> None:
     working_set = make()
     late = ScriptedDraft("late")
@@ -378,174 +201,6 @@ def test_no_slots_no_threads(make: Make) -> None:
     assert resident(working_set) == set()
     assert threading.active_count() == before
     assert not working_set.wait_for("a", 0.01)
-
-
-def test_waiting_for_a_draft(make: Make, drafts: dict[str, ScriptedDraft]) -> None:
-    working_set = make(slots=1)
-    assert not working_set.wait_for("a", WAIT)  # not wanted: no use to wait
-    assert not working_set.wait_for("nobody", WAIT)
-    drafts["a"].gate.clear()
-    working_set.retarget(["a"], reason="test")
-    assert not working_set.wait_for("a", 0.02)
-    threading.Timer(0.02, drafts["a"].gate.set).start()
-    assert working_set.wait_for("a", WAIT)
-    assert 0.03 < working_set.counters.exposed_seconds < WAIT
-    drafts["b"].errors = [MemoryError()]
-    working_set.retarget(["b"], reason="test")
-    assert not working_set.wait_for("b", WAIT)  # fails
-    assert working_set.counters.waits_in_round == 0
-    with working_set.acquire():
-        working_set.wait_for("b", 0.0)
-    assert working_set.counters.waits_in_round == 1
-
-
-def test_waiting_ends_when_another_is_wanted(make: Make, drafts: dict[str, ScriptedDraft]) -> None:
-    working_set = make(slots=1)
-    drafts["a"].gate.clear()
-    working_set.retarget(["a"], reason="test")
-    threading.Timer(0.02, lambda: working_set.retarget(["b"], reason="test")).start()
-    assert not working_set.wait_for("a", WAIT)
-
-
-def test_shrinking_and_growing(make: Make, events: Events, caplog: pytest.LogCaptureFixture) -> None:
-    working_set = make()
-    hold(working_set, "a", "b")
-    working_set.set_capacity(1, "test pressure")
-    assert working_set.idle(WAIT)
-    assert resident(working_set) == {"a"}
-    assert working_set.capacity == 1
-    assert "1 of 2 draft slots are used from now on: test pressure" in caplog.text
-    working_set.set_capacity(-5, "more pressure")
-    assert working_set.idle(WAIT)
-    assert resident(working_set) == set()
-    assert working_set.capacity == 0
-    working_set.set_capacity(7, "calm")
-    assert working_set.idle(WAIT)
-    assert resident(working_set) == {"a", "b"}  # still wanted
-    assert [(event.kind, event.reason) for event in events.all if event.kind in ("shrink", "grow")] == [
-        ("shrink", "2 to 1 slots: test pressure"),
-        ("shrink", "1 to 0 slots: more pressure"),
-        ("grow", "0 to 2 slots: calm"),
-    ]
-
-
-def test_shrinking_calls_a_load_off(make: Make, drafts: dict[str, ScriptedDraft], events: Events) -> None:
-    working_set = make()
-    hold(working_set, "a")
-    drafts["b"].gate.clear()
-    working_set.retarget(["a", "b"], reason="test")
-    assert drafts["b"].entered.wait(WAIT)
-    working_set.set_capacity(1, "test pressure")
-    events.wait("cancel")
-    assert working_set.idle(WAIT)
-    assert resident(working_set) == {"a"}
-
-
-def test_a_load_that_hangs_costs_one_slot_until_it_comes_back(
-    make: Make, drafts: dict[str, ScriptedDraft], events: Events, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = Clock()
-    working_set = make(clock=clock, stall_seconds=5.0)
-    drafts["a"].hang = threading.Event()
-    working_set.retarget(["a", "b"], reason="test")
-    assert drafts["a"].entered.wait(WAIT)
-    clock.now += 4.9
-    working_set.tick()
-    assert not events.of("stuck")
-    clock.now += 0.2
-    working_set.tick()
-    assert events.wait("stuck").draft == "a"
-    assert working_set.idle(WAIT)  # another thread went on
-    assert resident(working_set) == {"b"}
-    assert state(working_set, "a") is State.FAILED
-    assert "its load hangs" in caplog.text
-    clock.now += 1000
-    hold(working_set, "a", "c", "b")  # its thread is still in it: it is not touched, and "c" cannot have its slot
-    assert drafts["a"].loads == 1
-    assert resident(working_set) == {"c"}
-    hanging, drafts["a"].hang = drafts["a"].hang, None
-    hanging.set()
-    events.wait("late")
-    assert working_set.idle(WAIT)
-    assert resident(working_set) == {"a", "c"}  # tried again, in the slot that came back
-    assert drafts["a"].loads == 2
-    assert working_set.counters.failures == 1
-
-
-def test_a_read_that_goes_on_after_it_was_called_off_is_given_up_sooner(
-    make: Make, drafts: dict[str, ScriptedDraft], events: Events
-) -> None:
-    clock = Clock()
-    working_set = make(clock=clock)
-    drafts["a"].hang = threading.Event()
-    working_set.retarget(["a"], reason="test")
-    assert drafts["a"].entered.wait(WAIT)
-    working_set.retarget(["b"], reason="test")
-    clock.now += 1.1
-    working_set.tick()
-    events.wait("stuck")
-    assert working_set.idle(WAIT)
-    assert resident(working_set) == {"b"}
-
-
-def test_closing_while_a_load_hangs_takes_a_bounded_time(
-    make: Make, drafts: dict[str, ScriptedDraft], caplog: pytest.LogCaptureFixture
-) -> None:
-    working_set = make(close_seconds=0.05)
-    hold(working_set, "b")
-    drafts["a"].hang = threading.Event()
-    working_set.retarget(["a", "b"], reason="test")
-    assert drafts["a"].entered.wait(WAIT)
-    begin = time.perf_counter()
-    working_set.close()
-    assert time.perf_counter() - begin < 1.0
-    assert "does not end" in caplog.text
-    assert not drafts["b"].loaded
-    drafts["a"].hang.set()
-    deadline = time.monotonic() + WAIT
-    while drafts["a"].loads != drafts["a"].unloads and not drafts["a"]._inside.acquire(timeout=0.01):
-        assert time.monotonic() < deadline
-
-
-@pytest.mark.parametrize("moment", ["new", "loading", "resident", "leaving", "failed", "closed"])
-def test_closing_at_any_state(make: Make, drafts: dict[str, ScriptedDraft], moment: str) -> None:
-    working_set = make(slots=1, close_seconds=0.2, watch_seconds=0.01)
-    lease = None
-    if moment == "loading":
-        drafts["a"].gate.clear()
-        working_set.retarget(["a"], reason="test")
-        assert drafts["a"].entered.wait(WAIT)
-    elif moment != "new":
-        drafts["a"].errors = [MemoryError()] if moment == "failed" else []
-        hold(working_set, "a")
-    if moment == "leaving":
-        lease = working_set.acquire()
-        working_set.retarget(["b"], reason="test")
-        threading.Timer(0.02, lease.release).start()
-    working_set.close()
-    working_set.close()
-    assert not drafts["a"].loaded
-    assert resident(working_set) == set()
-    working_set.retarget(["a"], reason="after the end")
-    working_set.set_capacity(0, "after the end")
-    assert not working_set.wait_for("a", WAIT)
-    names = {thread.name for thread in threading.enumerate()}
-    assert not {"edgespec-loader", "edgespec-watch"} & names
-
-
-def test_closing_leaves_what_a_lease_still_has(
-    make: Make, drafts: dict[str, ScriptedDraft], caplog: pytest.LogCaptureFixture
-) -> None:
-    working_set = make(close_seconds=0.02)
-    hold(working_set, "a", "b")
-    lease = working_set.acquire()
-    working_set.close()
-    assert drafts["a"].loaded
-    assert drafts["b"].loaded
-    assert "still in use" in caplog.text
-    lease.release()
-    for name in "ab":
-        drafts[name].unload()
 
 
 def test_listeners_and_traces(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -565,21 +220,6 @@ def test_listeners_and_traces(make: Make, caplog: pytest.LogCaptureFixture) -> N
     assert {event.lane for event in traced} == {LOADS}
     assert all(event.begin_ns <= event.end_ns and event.args["reason"] for event in traced)
     assert caplog.text.count("a listener to the working set failed") == 4
-
-
-def test_load_seconds_are_those_of_completed_loads(make: Make, drafts: dict[str, ScriptedDraft]) -> None:
-    clock = Clock()
-    working_set = make(slots=1, clock=clock)
-
-    def passes() -> None:
-        clock.now += 3.0
-
-    drafts["a"].at_end = passes
-    drafts["b"].errors = [MemoryError()]
-    hold(working_set, "b")
-    hold(working_set, "a")
-    assert working_set.counters.load_seconds == 3.0
-    assert working_set.states()["a"].load_seconds == 3.0
 
 
 def test_acquiring_is_cheap(make: Make) -> None:
@@ -606,12 +246,3 @@ def test_nothing_of_a_draft_runs_under_the_lock(make: Make, drafts: dict[str, Sc
     hold(working_set, "a")
     hold(working_set, "b")
     assert resident(working_set) == {"b"}
-
-
-def test_logging_level_of_growth(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    working_set = make()
-    working_set.set_capacity(1, "x")
-    with caplog.at_level(logging.WARNING):
-        caplog.clear()
-        working_set.set_capacity(2, "y")
-    assert caplog.records == []

@@ -83,21 +83,8 @@ def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [p.name for p in tmp_path.iterdir()] == ["source"]
 
 
-def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
-    source = write_tiny(tmp_path / "source", **SHAPE)
-
-    def interrupted(name: str, done: int, total: int) -> None:
-        if 2 * done > total:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        converted(source, tmp_path / "out", report=interrupted)
-    assert [p.name for p in tmp_path.iterdir()] == ["source"]
-    converted(source, tmp_path / "out")
-
-
-def test_what_a_killed_process_left_is_replaced_and_two_do_not_meet(tmp_path: Path) -> None:
-    """A child stands still in the middle: nobody else may write; once it is killed, the next one starts anew."""
+def test_two_do_not_meet(tmp_path: Path) -> None:
+    """A child stands still in the middle: nobody else may write; once it is killed, the next one goes on."""
     source, out = write_tiny(tmp_path / "source", **SHAPE), tmp_path / "out"
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom edgespec.models.convert import Wanted, convert\n"

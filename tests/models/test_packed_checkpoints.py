@@ -253,6 +253,42 @@ def test_other_versions_of_awq_are_refused(tmp_path: Path) -> None:
         open_weights(tmp_path)
 
 
+def test_other_versions_of_awq_as_other_tools_name_them(tmp_path: Path) -> None:
+    made = write_packed(tmp_path, "awq")
+    made.settings(version=None, checkpoint_format="gemm", format="gemm")
+    open_weights(tmp_path).close()
+    made.settings(checkpoint_format="gemv_fast")
+    with pytest.raises(ModelError, match="version 'gemv_fast' are not supported"):
+        open_weights(tmp_path)
+    made.settings(checkpoint_format=None, format="GEMM", dynamic={"layers.1": {"bits": 8}})
+    with pytest.raises(ModelError, match="mixed quantisation is not supported"):
+        open_weights(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"bits": 8}, {"group": 64}])
+def test_one_layer_packed_otherwise_is_refused(tmp_path: Path, change: dict[str, int]) -> None:
+    """As mixed checkpoints are whose settings do not say so."""
+    made, other = write_packed(tmp_path / "a"), write_packed(tmp_path / "b", **change)
+    made.tensors |= {name: array for name, array in other.tensors.items() if name.startswith(UP)}
+    made.save()
+    with pytest.raises(ModelError, match=r"up_proj.*a checkpoint with mixed quantisation is not supported"):
+        open_weights(made.folder)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+def test_settings_that_name_the_wrong_format(tmp_path: Path, version: str, bits: int) -> None:
+    made = write_packed(tmp_path, symmetric=True, bits=bits, version=version)
+    with open_weights(tmp_path) as weights:
+        np.testing.assert_array_equal(weights.read(f"{UP}.weight"), made.weights[f"{UP}.weight"])
+    wrong = "gptq_v2" if version == "gptq" else "gptq"
+    made.settings(checkpoint_format=wrong)
+    with open_weights(tmp_path) as weights:
+        for use in (weights.read, weights.quantised):
+            with pytest.raises(ModelError, match=f'settings say {wrong}; set "checkpoint_format": "{version}"'):
+                use(f"{UP}.weight")
+
+
 def test_the_fingerprint_sees_every_part(tmp_path: Path) -> None:
     made = write_packed(tmp_path)
     found = set()

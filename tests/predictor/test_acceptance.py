@@ -62,3 +62,24 @@ def test_what_an_earlier_run_learned_weighs_a_few_tries_only() -> None:
     assert new.history()[0][0][1] == pytest.approx(8.0)
     after(new, 30, 2, 2)
     assert new.rates()[0] > 0.75
+
+
+def test_promised_tokens_follow_the_rates_up_to_a_hopeless_one() -> None:
+    arm = after(Acceptance(0.9, 4), 10, 4, 4)
+    first, second, *_ = arm.rates()
+    assert len(arm.tokens()) == 4
+    assert arm.tokens()[:2] == [1 + first, 1 + first + first * second]
+    hopeful = arm.tokens()
+    arm.expect(0.1)
+    assert arm.tokens()[0] == 1 + arm.rates()[0] < hopeful[0]
+    arm.expect(None)
+    assert arm.tokens() == hopeful
+    after(arm, 200, 1, 0)
+    assert len(arm.tokens()) < 4
+
+
+def test_what_was_not_judged_changes_nothing() -> None:
+    arm = after(Acceptance(0.5, 4), 5, 3, 2)
+    rates = arm.rates()
+    arm.update(0, 0)
+    assert arm.rates() is rates

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from typing import Any
 
 import pytest
 
@@ -195,13 +196,26 @@ def test_threads_may_read_a_table_that_changes(monkeypatch: pytest.MonkeyPatch) 
     sampling = threading.Thread(target=table.observe_verify, args=(1, 1.5))
     interpolated = costs_module._interpolated
 
-    def interrupted(points: list[tuple[int, float]], width: int) -> float:
-        if width == 2 and sampling.ident is None:
+    def interrupted(*known: Any) -> list[float]:
+        if sampling.ident is None:
             sampling.start()
             sampling.join(0.05)
-        return interpolated(points, width)
+        return interpolated(*known)
 
     monkeypatch.setattr(costs_module, "_interpolated", interrupted)
     assert table.curve(3)[:3] == [1.0, 2.0, 3.0]
     sampling.join()
     assert table.verify(1) > 1.0
+
+
+def test_a_width_that_is_new_bends_a_curve_that_was_asked_for() -> None:
+    table = CostTable({1: 1.0, 5: 5.0})
+    assert table.curve(9)[:5] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    table.observe_verify(3, 4.0)
+    assert table.curve(9)[:5] == [1.0, 2.5, 4.0, 4.5, 5.0]
+    ticks = iter([0.0, 2.0, 2.0, 6.0])
+    table = CostTable({1: 1.0, 5: 5.0})
+    assert table.verify(3) == 3.0
+    table.measure(lambda width: None, (2, 4), repeats=1, clock=lambda: next(ticks))
+    assert table.verify(3) == 3.0
+    assert table.verify(2) == 2.0

@@ -239,6 +239,17 @@ def test_each_draft_is_tried_once_first_in_every_text(spec: str) -> None:
         assert pulled == list(NAMES)
 
 
+@pytest.mark.parametrize("spec", ["mab-async", "ucbspec"])
+def test_equal_arms_are_kept_in_the_order_of_the_drafts(spec: str) -> None:
+    """Not in that of a set, which another run would have otherwise."""
+    drafts = tuple(f"draft-{number}" for number in range(9))
+    made = policy(spec, drafts, capacity=9)
+    made.begin()
+    holding = made.hold(view(" ".join(drafts), capacity=9, drafts=drafts))
+    assert holding is not None
+    assert holding.wanted == drafts
+
+
 def test_mab_async_runs_the_best_resident_until_its_arm_is_there_and_keeps_the_arm_until_it_ran() -> None:
     made = policy("mab-async")
     made.begin()

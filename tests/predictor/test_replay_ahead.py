@@ -78,6 +78,9 @@ def test_tables_are_what_rounds_give(rounds: int | None, limit: int) -> None:
     at, trace = device(max_new_tokens=limit), looked(texts(1, length=40)[0])
     run = Replay(at)
     ahead = Ahead(at, trace, run._verify, run._steps)
+    if rounds:
+        for table, column in zip(ahead.after(WAYS, rounds), ahead.tables(WAYS).after_here(rounds, 9)):
+            assert (table[:, 9] == column).all()
     for number, way in enumerate(WAYS):
         steps = played(at, trace, way)
         assert (steps[0][0], steps[-1][0]) == (1, 40)

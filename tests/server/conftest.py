@@ -44,12 +44,12 @@ class Running:
 
     def __init__(self, script: Script | None, settings: ServerSettings, sock: socket.socket | None = None) -> None:
         self.engine = FakeEngine(script)
-        self.sock = sock or lifecycle.listen(settings)
-        self.port = self.sock.getsockname()[1]
+        self.socks = [sock] if sock else lifecycle.listen(settings)
+        self.port = self.socks[0].getsockname()[1]
         self.app = App(self.engine, settings)
         self.lines: list[str] = []
         self.server = lifecycle.Server(self.app, self.lines.append)
-        self.thread = threading.Thread(target=self.server.run, args=([self.sock],), daemon=True)
+        self.thread = threading.Thread(target=self.server.run, args=(self.socks,), daemon=True)
         self.thread.start()
         until(lambda: self.server.started)
 
@@ -83,7 +83,8 @@ class Running:
         self.thread.join(10)
         assert not self.thread.is_alive()
         self.app.close()
-        self.sock.close()
+        for sock in self.socks:
+            sock.close()
         self.engine.wait()
 
 

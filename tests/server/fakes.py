@@ -26,6 +26,7 @@ CONTEXT = 512
 class Script:
     """What the engine answers. pieces: texts, or an exception to fail with there. gate: waited for before each piece
     (`threading.Semaphore`), None = none. finish: how it ends. encode_error, submit_error: raised there.
+    hidden: the piece whose tokens have no text.
     """
 
     pieces: list[Any] = field(default_factory=lambda: ["Hello", " there", "."])
@@ -33,6 +34,7 @@ class Script:
     finish: Any = "stop"
     encode_error: BaseException | None = None
     submit_error: BaseException | None = None
+    hidden: str | None = None
 
 
 class FakeTokenizer:
@@ -165,7 +167,8 @@ class FakeEngine:
                 return
             said.append(piece)
             ids = tuple(map(ord, piece[:100]))
-            request.push(TextDelta(piece, ids, "code", max(0, len(ids) - 1)))
+            text = "" if piece == self.script.hidden else piece
+            request.push(TextDelta(text, ids, "code", max(0, len(ids) - 1), logprobs=logprobs_of(request, ids)))
         cancelled = request.cancel_reason is not None
         finish = "cancelled" if cancelled else self.script.finish
         request.push(TextDelta("", (), None, 0, finish))
@@ -188,11 +191,15 @@ def answer(request: Request, text: str, finish: Any) -> GenerationResult:
         draft_share={"code": 3, "plain": 1},
         gamma_histogram={0: 1, 4: 3},
     )
-    logprobs = None
-    if request.params.logprobs is not None:
-        top = tuple((ord(letter), value) for letter, value in (("a", -0.5), ("b", float("-inf"))))
-        logprobs = tuple(TokenLogprob(token, -0.25, top[: request.params.logprobs], 0.1) for token in ids)
+    logprobs = logprobs_of(request, ids)
     return GenerationResult(text, ids, finish, request.prompt_tokens, stats, ("code",) * len(ids), logprobs)
+
+
+def logprobs_of(request: Request, ids: tuple[int, ...]) -> tuple[TokenLogprob, ...] | None:
+    if request.params.logprobs is None:
+        return None
+    top = tuple((ord(letter), value) for letter, value in (("a", -0.5), ("b", float("-inf"))))
+    return tuple(TokenLogprob(token, -0.25, top[: request.params.logprobs], 0.1) for token in ids)
 
 
 FULL = QueueFullError("3 requests wait already", 2.5)

@@ -60,10 +60,40 @@ def test_logprobs_of_a_chat(server: Running) -> None:
     assert content[0] == {"token": "H", "logprob": -0.25, "bytes": [72], "top_logprobs": top}
     assert content[1]["token"] == "bytes:\\xe2\\x82"  # part of a character
     assert server.chat(logprobs=True).json["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
-    events = server.chat(logprobs=True, stream=True).events
-    assert [len(event["choices"][0]["logprobs"]["content"]) for event in events if event["choices"][0]["logprobs"]] == [
-        2
-    ]
+
+
+def test_logprobs_of_a_chat_come_with_the_chunk_of_their_text(server: Running) -> None:
+    events = server.chat(logprobs=True, top_logprobs=1, stream=True).events
+    choices = [event["choices"][0] for event in events]
+    assert [
+        (
+            choice["delta"].get("content"),
+            choice["logprobs"] and [each["token"] for each in choice["logprobs"]["content"]],
+        )
+        for choice in choices
+    ] == [("", None), ("Hello", [*"Hello"]), (" there", [*" there"]), (".", ["."]), (None, None)]
+    whole = server.chat(logprobs=True, top_logprobs=1).json["choices"][0]["logprobs"]["content"]
+    assert [each for choice in choices if choice["logprobs"] for each in choice["logprobs"]["content"]] == whole
+
+
+def test_logprobs_of_a_completion_come_with_the_chunk_of_their_text(server: Running) -> None:
+    server.engine.script = Script(["H€", "", "llo"])
+    ask = {"prompt": "a", "logprobs": 1}
+    whole = server.ask("/v1/completions", ask).json["choices"][0]["logprobs"]
+    pieces = [event["choices"][0] for event in server.ask("/v1/completions", {**ask, "stream": True}).events]
+    assert [len(piece["logprobs"]["tokens"]) if piece["logprobs"] else None for piece in pieces] == [2, 3, None]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [each for piece in pieces if piece["logprobs"] for each in piece["logprobs"][name]] == whole[name]
+
+
+def test_the_logprob_of_a_token_without_text_has_a_chunk(server: Running) -> None:
+    """Such as that of the end: it has no text to come with."""
+    server.engine.script = Script(["Hi", "\x00"])
+    server.engine.script.hidden = "\x00"
+    pieces = [event["choices"][0] for event in server.chat(logprobs=True, stream=True).events]
+    assert [
+        (piece["delta"].get("content"), len(piece["logprobs"]["content"])) for piece in pieces if piece["logprobs"]
+    ] == [("Hi", 2), ("", 1)]
 
 
 def test_a_stream(server: Running) -> None:

@@ -219,7 +219,7 @@ def test_requests_ahead_are_answered_in_turn_and_have_a_bound(server: Running) -
 
 def small_buffers(**settings: object) -> socket.socket:
     """A listening socket whose connections hold little, so that a reader that does not read is soon noticed."""
-    sock = lifecycle.listen(ServerSettings(port=0))
+    (sock,) = lifecycle.listen(ServerSettings(port=0))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     return sock
 

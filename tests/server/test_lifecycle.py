@@ -123,7 +123,8 @@ def test_a_second_signal_ends_at_once(start: Start) -> None:
 
 
 def test_a_port_that_is_taken() -> None:
-    with lifecycle.listen(ServerSettings(port=0)) as sock:
+    (sock,) = lifecycle.listen(ServerSettings(port=0))
+    with sock:
         sock.listen()
         with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1"):
             lifecycle.listen(ServerSettings(port=sock.getsockname()[1]))
@@ -131,13 +132,58 @@ def test_a_port_that_is_taken() -> None:
         lifecycle.listen(ServerSettings(host="no.such.host.invalid", api_key="k"))
 
 
+def resolved(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
+    """Let every name stand for these addresses of IPv4."""
+
+    def found(_host: str, port: int, **options: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+
+
+def test_a_name_of_several_addresses_is_served_at_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved(monkeypatch, "127.0.0.1", "127.0.0.2", "127.0.0.1")
+    socks = lifecycle.listen(ServerSettings(host="localhost", port=0))
+    names = [sock.getsockname() for sock in socks]
+    for sock in socks:
+        sock.close()
+    assert [name[0] for name in names] == ["127.0.0.1", "127.0.0.2"]
+    assert names[0][1] == names[1][1] > 0
+
+
+def test_an_address_that_the_machine_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved(monkeypatch, "192.0.2.1", "127.0.0.1")  # the first is for documentation only
+    (sock,) = lifecycle.listen(ServerSettings(host="board.lan", port=0, api_key="k"))
+    with sock:
+        assert sock.getsockname()[0] == "127.0.0.1"
+    resolved(monkeypatch, "192.0.2.1")
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        lifecycle.listen(ServerSettings(host="board.lan", port=0, api_key="k"))
+
+
+def test_localhost_is_never_an_address_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved(monkeypatch, "0.0.0.0")
+    with pytest.raises(ConfigError, match="cannot listen on localhost:0"):
+        lifecycle.listen(ServerSettings(host="localhost", port=0))
+
+
+def test_a_port_that_is_taken_at_one_of_the_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved(monkeypatch, "127.0.0.1", "127.0.0.2")
+    with socket.socket() as other:
+        other.bind(("127.0.0.2", 0))
+        other.listen()
+        with pytest.raises(ConfigError, match="cannot listen on localhost"):
+            lifecycle.listen(ServerSettings(host="localhost", port=other.getsockname()[1]))
+
+
 def test_urls() -> None:
-    with lifecycle.listen(ServerSettings(port=0)) as sock:
+    (sock,) = lifecycle.listen(ServerSettings(port=0))
+    with sock:
         port = sock.getsockname()[1]
         assert lifecycle.url(sock) == f"http://127.0.0.1:{port}/"
     if socket.has_ipv6:
         try:
-            sock = lifecycle.listen(ServerSettings(host="::1", port=0))
+            (sock,) = lifecycle.listen(ServerSettings(host="::1", port=0))
         except ConfigError:
             return  # this machine has none
         with sock:

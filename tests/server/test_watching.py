@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import html.parser
 import re
+import time
 from importlib import resources
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from edgespec.memory.states import DraftState, State
 from edgespec.results import GenerationResult, GenerationStats
+from edgespec.server import timeline
 from edgespec.server.metrics import Metrics
 from edgespec.server.page import page
 from tests.server.conftest import Running, Start
@@ -68,7 +74,24 @@ def test_a_request_that_ends_in_the_queue_has_no_prompt_and_no_first_token() -> 
     assert "edgespec_time_to_first_token_seconds_count 0.0" in text
 
 
-def test_timeline(start: Start) -> None:
+def test_metrics_without_times_of_creation_beside_those_of_others(start: Start) -> None:
+    others = CollectorRegistry()
+    Counter("others", "Not ours", registry=others)
+    server = start()
+    server.chat()
+    assert b"_created" not in server.ask("/metrics").body
+    assert b"others_created" in generate_latest(others)
+
+
+def now_at(start: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time line's clock stands still, at what the list holds."""
+    now = [start]
+    monkeypatch.setattr(timeline, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return now
+
+
+def test_timeline(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_at(22.0, monkeypatch)
     server = start()
     server.engine.batch()
     server.engine.batch(resident=("code", "maths"), elastic="lend")
@@ -91,6 +114,38 @@ def test_timeline(start: Start) -> None:
     assert seen["loads"] == [["code", 9.5, 10.0], ["maths", 20.0, 21.0]]
     for wrong in ("-1", "x", "9" * 30, "%C2%B2"):
         assert server.ask(f"/edgespec/timeline?after={wrong}").status == 400
+
+
+def test_the_timeline_sees_what_comes_and_goes_while_nobody_looks() -> None:
+    engine = FakeEngine()
+    line = timeline.Timeline(engine, lambda *_: None)
+    engine.watch(line.batch)
+    begin = time.perf_counter()
+    engine.states = {"code": DraftState(State.RESIDENT, "", begin, 0.5, 0)}
+    engine.batch(resident=("code",))
+    engine.states = {"code": DraftState(State.COLD, "", begin + 1, 0.5, None)}
+    engine.batch(resident=())
+    engine.states = {"code": DraftState(State.RESIDENT, "", begin + 2, 0.25, 0)}
+    engine.batch(resident=("code",))
+    seen = line.since(0)
+    assert seen["loads"] == [("code", begin - 0.5, begin), ("code", begin + 1.75, begin + 2)]
+    assert seen["resident"] == [("code", begin, begin + 1), ("code", begin + 2, None)]
+
+
+def test_what_no_page_shows_any_more_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    now = now_at(100.0, monkeypatch)
+    line = timeline.Timeline(engine, lambda *_: None)
+    engine.watch(line.batch)
+    engine.states = {"code": DraftState(State.RESIDENT, "", 99.0, 0.5, 0)}
+    engine.batch(elastic="lend")
+    engine.states = {"code": DraftState(State.COLD, "", 100.0, 0.5, None)}
+    engine.batch(resident=())
+    seen = line.since(0)
+    assert [len(seen[name]) for name in ("loads", "resident", "elastic")] == [1, 1, 1]
+    now[0] += timeline.SHOWN_SECONDS
+    seen = line.since(0)
+    assert [len(seen[name]) for name in ("loads", "resident", "elastic")] == [0, 0, 0]
 
 
 class Page(html.parser.HTMLParser):

@@ -98,6 +98,23 @@ def test_everything_about_the_answer_is_as_alone() -> None:
             assert getattr(result, field) == getattr(expected, field), (params, field)
 
 
+@pytest.mark.parametrize("stop", [(), ("ab",), ("!",)])
+def test_each_piece_has_the_log_probabilities_of_its_tokens(stop: tuple[str, ...]) -> None:
+    whole = [*PROMPT, *text(PROMPT, 40)]
+    stage = Stage(None, [mixed(whole, lambda at: at % 3 > 0)])
+    plain = stage.submit(PROMPT, max_new_tokens=3)
+    requests = [stage.submit(PROMPT, max_new_tokens=40, logprobs=1, stop=stop) for _ in range(2)]
+    for request, result in zip([plain, *requests], stage.ran(plain, *requests)):
+        if request is plain:
+            assert all(piece.logprobs is None for piece in plain)
+            continue
+        pieces = list(request)
+        for piece in pieces:
+            assert [each.token_id for each in piece.logprobs or ()] == list(piece.token_ids)
+        assert tuple(each for piece in pieces for each in piece.logprobs or ()) == result.logprobs
+        assert len(pieces) > 1
+
+
 @pytest.mark.parametrize("beside", [0, 1, 3, 7])
 def test_a_seeded_text_does_not_depend_on_its_neighbours(beside: int) -> None:
     params = {"max_new_tokens": 40, "temperature": 1.0, "seed": 3}

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -162,6 +163,48 @@ def test_what_several_texts_want_is_put_together() -> None:
         common.pin("a")
         assert not voters[2].retarget(["d"], "no matter")
         assert working_set._books.schedule.wanted == ("a",)
+    common.close()
+
+
+def test_the_votes_of_one_batch_are_passed_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    common, working_set = scheduler("abcd", 2)
+    with working_set:
+        texts, asked = Texts(common), []
+        retarget, states = working_set.retarget, working_set.states
+        monkeypatch.setattr(
+            working_set, "retarget", lambda *args, **more: asked.append(more) or retarget(*args, **more)
+        )
+        monkeypatch.setattr(working_set, "states", lambda: asked.append("states") or states())
+        voters = [texts.steering(common.policy.for_text(), 10)[1] for _ in range(3)]
+        with texts.together():
+            for voter, wanted, active in zip(voters, ("ab", "ac", "da"), (None, "c", None)):
+                voter.retarget(list(wanted), "a text", in_use=active)
+                assert voter.states() is voters[0].states()
+            assert asked == ["states"]
+        assert [each for each in asked if each != "states"] == [{"reason": ANY, "in_use": "c"}]
+        assert working_set._books.schedule.wanted[:2] == ("a", "d")
+        with texts.together():
+            pass
+        assert len(asked) == 2  # nobody has voted
+        with texts.together():  # one that waits for a load does not wait for what nobody was told of
+            voters[0].retarget(["b"], "a text")
+            voters[0].settle()
+            assert len(asked) == 3
+        assert len(asked) == 3
+    common.close()
+
+
+def test_a_working_set_that_fails_does_not_fail_the_batch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    common, working_set = scheduler("ab", 1)
+    with working_set:
+        texts = Texts(common)
+        voter = texts.steering(common.policy.for_text(), 10)[1]
+        monkeypatch.setattr(common, "retarget", lambda *args, **more: 1 / 0)
+        with texts.together():
+            voter.retarget(["a"], "a text")
+        assert "the working set is left as it is" in caplog.text
     common.close()
 
 

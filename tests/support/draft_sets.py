@@ -19,12 +19,14 @@ def facts_of(target: Path) -> TargetFacts:
     """What drafts of the model in a folder must fit."""
     with open_weights(target) as weights:
         spec, tokenizer = weights.spec, load_tokenizer(target).fingerprint()
-        return TargetFacts(target.name, weights.fingerprint(), spec.hidden_size, spec.vocab_size, tokenizer)
+        sizes = spec.hidden_size, spec.vocab_size
+        return TargetFacts(target.name, weights.fingerprint(), *sizes, tokenizer, weights.model_fingerprint())
 
 
 def build_of(facts: TargetFacts) -> TargetBuild:
     assert facts.tokenizer is not None
-    return TargetBuild(facts.name, facts.fingerprint, facts.tokenizer, facts.hidden_size, facts.vocab_size, 1)
+    sizes = facts.hidden_size, facts.vocab_size
+    return TargetBuild(facts.name, facts.fingerprint, facts.tokenizer, *sizes, 1, model=facts.model)
 
 
 def write_draft(folder: Path, target: Path, *, seed: int = 0, first: float = 0.5, **changes: Any) -> Path:

@@ -84,7 +84,7 @@ def _two_of_five(check: Check) -> None:
     def build(seed: int, slot: Any, control: Any) -> CudaDecoder:
         weights = RandomWeights(small, seed=seed)
         decoder = load_into(slot, weights.file, positions, partial(anew, seed), control.checkpoint)
-        decoder.prepare_guesses(small.vocab_size)
+        decoder.prepare_guesses(small.vocab_size, (3,))
         return decoder
 
     gc.collect()

@@ -12,6 +12,7 @@ from edgespec.bench.gpu_check.report import Check
 from edgespec.bench.gpu_check.timing import median, wait
 from edgespec.models.cuda.decoder import CudaDecoder
 from edgespec.models.cuda.graphs import Graphs
+from edgespec.models.cuda.guesses import DeviceTokens
 from edgespec.models.cuda.memory import out_of_memory
 from edgespec.models.spec import ModelSpec
 
@@ -92,7 +93,9 @@ def _block_seconds(check: Check, draft: CudaDecoder, gamma: int) -> float:
 
     def block() -> None:
         cache.crop(start)
-        draft.guess([1], cache, gamma, real=draft.spec.vocab_size)
+        made = draft.guess([1], cache, gamma, real=draft.spec.vocab_size)
+        assert made is not None
+        made.on_device.read()  # waits for it
 
     return median(block, check.device, 3 if check.tiny else 15)
 
@@ -100,8 +103,9 @@ def _block_seconds(check: Check, draft: CudaDecoder, gamma: int) -> float:
 def _speculation(check: Check, name: str, target: CudaDecoder, draft: CudaDecoder) -> None:
     """Tokens a second against plain steps, at the best of a few gammas.
 
-    Rounds are real: the draft's block, the target's step, one look at its best tokens, both caches cut. Which guesses
-    stand is drawn, each with the rate's probability as long as those before it stood: random weights agree on nothing.
+    Rounds are real: the draft's block, the target's step over it, one look at what it says, both caches cut. Which
+    guesses stand is drawn, each with the rate's probability as long as those before it stood: random weights agree on
+    nothing.
     """
     plain = speed(check, target, None, 0, 0.0)
     check.found("speculation", f"{name}: plain", plain, "tokens/s")
@@ -145,7 +149,8 @@ class Rounds:
         """(tokens, seconds) of a round."""
         from time import perf_counter
 
-        begin, start, guesses = perf_counter(), self._cache.length, []
+        guesses: list[int] | DeviceTokens = []
+        begin, start = perf_counter(), self._cache.length
         if start + self._gamma + 1 > self._target.positions - 64:
             self._cache.crop(start := self._target.positions // 4)
             if self._draft is not None:
@@ -153,8 +158,9 @@ class Rounds:
         if self._draft is not None:
             made = self._draft.guess(self._pending, self._own, self._gamma, real=self._draft.spec.vocab_size)
             assert made is not None
-            guesses = made.tokens
-        logits = self._target.forward([self._last, *guesses], self._cache).logits
+            guesses = made.on_device
+        logits = self._target.forward([self._last] + guesses, self._cache).logits
+        logits.verdict()  # type: ignore[attr-defined]  # the round's look; guesses arrive with it
         stands = self._rng.random(len(guesses)) < self._rate
         accepted = int(np.cumprod(stands).sum())
         self._last = logits.best(accepted) or 0  # type: ignore[attr-defined]

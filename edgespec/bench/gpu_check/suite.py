@@ -17,7 +17,7 @@ def run(check: Check) -> None:
     if not (ROOT / "tests" / "kernels").is_dir():
         check.found("tests", "tests that need a GPU", None, note="there are no tests beside this installation")
         return
-    chosen = "tests/kernels/test_blocks.py" if check.tiny else "tests"
+    chosen = "tests/kernels/test_acceptance.py" if check.tiny else "tests"
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", chosen]
     try:
         done = subprocess.run(

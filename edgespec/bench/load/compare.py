@@ -57,6 +57,7 @@ def _place(figures: Sequence[Row]) -> dict[str, Any]:
         for name in ("sequences", "queued", "gamma", "acceptance", "least_kv_free", "resident")
     }
     return {
+        "offered": median([f["offered"] for f in figures]),
         "throughput": median([f["throughput"] for f in figures]),
         "tokens_per_second": median([f["tokens_per_second"] for f in figures]),
         "goodput_share": median([f["goodput"]["share"] for f in figures]),

@@ -78,7 +78,8 @@ def warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             f"A stretch had only {few} requests in its window: high percentiles of few are single requests, and their "
             "throughput is that of single answers. Longer --seconds help."
         )
-    if any(row["interrupted"] for row in rows):
+    found += [f"The run ended early: {row['stuck']}." for row in rows if row["stuck"]]
+    if any(row["interrupted"] and not row["stuck"] for row in rows):
         found.append("The run was interrupted; its last stretch counts as far as it came.")
     return found
 

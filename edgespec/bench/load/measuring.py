@@ -41,6 +41,11 @@ class Measured:
     alone: int = 0
     differences: list[Difference] = field(default_factory=list)
 
+    @property
+    def stuck(self) -> str:
+        """Which requests did not end although they were cancelled; empty if all did."""
+        return next((stretch.stuck for stretch in self.stretches if stretch.stuck), "")
+
 
 class _Process:
     """This process, as `Watch` wants it."""
@@ -75,8 +80,8 @@ class Measuring:
         self.measured = Measured(schedule)
 
     def run(self, *, alone: bool = True) -> Measured:
-        """Everything, in order; after Ctrl-C what was measured so far. Raises ConfigError for a rate that cannot end,
-        and Stuck."""
+        """Everything, in order; after Ctrl-C, or when requests are stuck, what was measured so far. Raises ConfigError
+        for a rate that cannot end, and Stuck where nothing is measured yet."""
         measured = self.measured
         try:
             if self._prepare():
@@ -157,7 +162,7 @@ class Measuring:
             )
 
         watch = Watch(_Process(), ())
-        runner.run(work)
+        runner.measure(work, stretch)
         stretch.busy = watch.shares()[0]
         return stretch
 

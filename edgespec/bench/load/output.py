@@ -15,10 +15,9 @@ from edgespec.bench.load.pictures import pictures
 from edgespec.bench.load.tables import SIMULATED, all_tables
 from edgespec.bench.reporting import style
 from edgespec.bench.reporting.html import TEMPLATE
-from edgespec.bench.reporting.markdown import escape
+from edgespec.bench.reporting.markdown import block, escape, mind, terms
 from edgespec.bench.reporting.pictures import Picture
 from edgespec.bench.reporting.tables import Table
-from edgespec.bench.simulation.tables import markdown as markdown_table
 
 _log = logging.getLogger(__name__)
 
@@ -43,10 +42,9 @@ def markdown(document: Mapping[str, Any], made: Sequence[Table]) -> str:
     blocks = [f"# {escape(document['title'])}", escape(document["conditions"])]
     if document["headline"]:
         blocks.append(f"**{escape(document['headline'])}**")
-    if document["warnings"]:
-        blocks.append("Mind:\n\n" + "\n".join(f"- {escape(text)}" for text in document["warnings"]))
-    blocks += [markdown_table(table) for table in made]
-    blocks.append("\n".join(f"- **{escape(name)}**: {escape(text)}" for name, text in document["definitions"].items()))
+    blocks += mind(document["warnings"])
+    blocks += [block(table, level=2) for table in made]
+    blocks.append(terms(document["definitions"]))
     blocks.append("## How it was run\n\n" + "\n".join(f"- {escape(k)}: {escape(v)}" for k, v in _settings(document)))
     return "\n\n".join(blocks) + "\n"
 

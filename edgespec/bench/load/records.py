@@ -139,7 +139,8 @@ class Stretch:
     """One load of one arm: `rate` requests a second for `seconds`, the first `warm_up` of which do not count.
 
     order: its place in the run. ended: when the last request ended or was cancelled. busy: other processes' share of
-    the processors meanwhile. rss: (time, bytes) of this process.
+    the processors meanwhile. rss: (time, bytes) of this process. stuck: which requests did not end although they were
+    cancelled; such a stretch counts as interrupted, and is the last one.
     """
 
     arm: str
@@ -152,6 +153,7 @@ class Stretch:
     samples: list[Sample] = field(default_factory=list)
     ended: float = 0.0
     interrupted: bool = False
+    stuck: str = ""
     busy: float = 0.0
     rss: list[tuple[float, int]] = field(default_factory=list)
 
@@ -177,6 +179,7 @@ class Stretch:
             "warm_up": self.warm_up,
             "ended": self.ended,
             "interrupted": self.interrupted,
+            "stuck": self.stuck,
             "busy": self.busy,
             "rss": [list(pair) for pair in self.rss],
         }

@@ -49,6 +49,14 @@ def run(work: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> bool:
         loop.close()
 
 
+def measure(work: Callable[[asyncio.Event], Coroutine[Any, Any, None]], stretch: Stretch) -> None:
+    """Run `work`, which fills `stretch`. Where it gets stuck, the stretch says so, and keeps what there is."""
+    try:
+        run(work)
+    except Stuck as error:
+        stretch.interrupted, stretch.stuck = True, str(error)
+
+
 @contextmanager
 def _interruptible(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():

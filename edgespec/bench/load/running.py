@@ -18,8 +18,8 @@ from edgespec.bench.load.schedule import parse_arms
 from edgespec.bench.load.system import Arm, EngineSystem
 from edgespec.bench.report import write_json
 from edgespec.bench.reporting.tables import Table
-from edgespec.bench.simulation.tables import shown
-from edgespec.bench.simulation.tables import text as table_text
+from edgespec.bench.reporting.terminal import shown
+from edgespec.bench.reporting.terminal import text as table_text
 from edgespec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ def open_load(args: argparse.Namespace, planners: Sequence[str], progress: Progr
         document = _document(args, config, measured, about)
         output.publish(document, folder)
     tell(args, document, tables.short(document))
+    if measured.stuck:
+        print(f"{measured.stuck}; what was measured is in {out}", file=sys.stderr)
+        return FAILED
     if measured.interrupted:
         print(f"interrupted; what was measured is in {out}", file=sys.stderr)
         return INTERRUPTED
@@ -119,6 +122,10 @@ def sessions_load(args: argparse.Namespace, planners: Sequence[str], progress: P
         made = [sessions.table(document)]
         output.publish(document, folder, made, sessions.pictures)
     tell(args, document, made)
+    for stretch in stretches:
+        if stretch.stuck:
+            print(f"{stretch.stuck}; what was measured is in {out}", file=sys.stderr)
+            return FAILED
     if any(stretch.interrupted for stretch in stretches):
         return INTERRUPTED
     return FAILED if any(entry["lost"] or entry["failed"] for entry in document["table"]) else 0

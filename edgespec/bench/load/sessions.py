@@ -71,7 +71,7 @@ def _one(system: System, stretch: Stretch, pool: Pool, limit_s: float, exact: bo
             params=runner.to_the_limit if exact else runner.greedy,
         )  # fmt: skip
 
-    runner.run(work)
+    runner.measure(work, stretch)
 
 
 def figures(stretch: Stretch) -> dict[str, Any]:

@@ -76,11 +76,12 @@ class Soaked:
 
 @dataclass
 class _Moving:
-    """A request on its way. progress: when something last came of it."""
+    """A request on its way. progress: when something last came of it, or it got from the queue into a batch."""
 
     handle: Handle
     kind: str
     progress: float
+    status: str = "queued"
 
 
 class Soak:
@@ -285,8 +286,11 @@ class Soak:
         return Look(self._now(), process.memory_info().rss, process.num_threads(), files, running, queued)
 
     def _find_stuck(self, look: Look) -> None:
-        """No piece for anybody, or a running request of which nothing comes."""
+        """No piece for anybody, or a running request of which nothing comes. One that waits in the queue is not."""
         limit = look.time - self._stuck_s
+        for moving in self._moving.values():
+            if moving.handle.status != moving.status:
+                moving.status, moving.progress = moving.handle.status, look.time
         if self.soaked.stuck or not self._moving:
             self._last = look.time if not self._moving else self._last
             return

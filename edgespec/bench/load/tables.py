@@ -53,7 +53,7 @@ def throughput(document: Row, note: str = "") -> Table:
     """One row a rate: tokens a second of every arm, and times none."""
     cells = []
     for rate in document["rates"]:
-        row = [f"{rate:g}"]
+        row = [f"{rate:g}", _came(document, rate)]
         for arm in document["arms"]:
             entry = place(document, rate, arm)
             text = UNKNOWN if entry is None else number(entry["throughput"]["value"], 1)
@@ -62,8 +62,17 @@ def throughput(document: Row, note: str = "") -> Table:
                 text += f" ({ratio(compared['arms'][arm]['by_rate'][f'{rate:g}'])})"
             row.append(text)
         cells.append(row)
-    text = "Medians over repeats of tokens per loaded second; in parentheses: times none on the same arrivals."
-    return Table("Throughput by requests a second", ["rate", *document["arms"]], cells, f"{text} {note}".strip())
+    text = "Medians over repeats of tokens per loaded second; in parentheses: times none on the same arrivals. Came: "
+    text += "requests a second that did come, which bursts make differ from the rate; of several repeats the median."
+    columns = ["rate", "came", *document["arms"]]
+    return Table("Throughput by requests a second", columns, cells, f"{text} {note}".strip())
+
+
+def _came(document: Row, rate: float) -> str:
+    """Requests a second that came at a rate: the same for all arms, as far as they ran."""
+    entries = [entry for entry in document["table"] if entry["rate"] == rate]
+    most = max(entries, key=lambda entry: entry["repeats"], default=None)  # of one that was cut off, least is known
+    return UNKNOWN if most is None else number(most["offered"]["value"], 2)
 
 
 def latencies(document: Row, note: str = "") -> Table:

@@ -14,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from edgespec.bench.reporting import tables
-from edgespec.bench.reporting.figures import figures
+from edgespec.bench.reporting.document import build
 from edgespec.bench.reporting.html import html
 from edgespec.bench.reporting.markdown import markdown
 from edgespec.bench.reporting.pictures import leading
+from edgespec.bench.reporting.terminal import shown
 from edgespec.bench.specbench.folder import read_run
 from edgespec.errors import ConfigError
 from edgespec.files import write_text
@@ -52,7 +53,7 @@ def publish(folders: Sequence[str | Path], out: str | Path, console: Console) ->
 
     Raises ConfigError for damaged folders, folders that do not belong together, or an `out` that cannot be written.
     """
-    document = figures([read_run(folder) for folder in folders])
+    document = build([read_run(folder) for folder in folders])
     name = str(document["settings"].get("model") or "a model")
     title = f"{name}: speculative decoding measured"
     whole = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
@@ -73,24 +74,28 @@ def publish(folders: Sequence[str | Path], out: str | Path, console: Console) ->
 
 def show(document: Mapping[str, Any], console: Console) -> None:
     """The short table of every part, with what a reader must mind."""
-    console.print(Text(tables.conditions(document)))
+
+    def say(text: str) -> None:
+        console.print(Text(shown(text)))
+
+    say(tables.conditions(document))
     for part in document["parts"]:
-        console.print(Text(tables.machine(part["machine"])))
+        say(tables.machine(part["machine"]))
         summary = tables.summary(part)
         if summary.rows:
-            shown = Table(title=summary.title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+            table = Table(title=summary.title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
             for column in summary.columns:
                 arm = column == "arm"  # whose names stay whole
-                shown.add_column(column, justify="left" if arm else "right", overflow="fold", no_wrap=arm)
+                table.add_column(shown(column), justify="left" if arm else "right", overflow="fold", no_wrap=arm)
             for row in summary.rows:
-                shown.add_row(*(Text(cell) for cell in row))
-            console.print(shown)
+                table.add_row(*(Text(shown(cell)) for cell in row))
+            console.print(table)
             if summary.note:
-                console.print(Text(summary.note))
+                say(summary.note)
         for name, status, why in tables.absent(part).rows:
-            console.print(Text(f"{name}: {status}, {why}"))
+            say(f"{name}: {status}, {why}")
         for warning in tables.warnings(part):
-            console.print(Text(f"mind: {warning}"))
+            say(f"mind: {warning}")
         sentence = tables.headline(part, leading(part["arms"]))
         if sentence:
-            console.print(Text(sentence))
+            say(sentence)

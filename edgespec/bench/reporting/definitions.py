@@ -8,11 +8,15 @@ DEFINITIONS = {
     "x plain": "decode speed of the arm / decode speed of plain, over the same questions; plain is the one that ran in "
     "the same group, because arms that do not fit into memory together run in groups with a plain arm each; an arm "
     "that broke off and went on after a --resume has a group of its own for that, with plain run again",
+    "warm-up": "before it is timed, every arm answers with every draft that it has in memory; a policy has no part in "
+    "it, learns nothing from it, and neither does what is saved of it",
     "questions that count": "those that both the arm and plain answered in the same turns; a question with an error in "
     "any turn or repeat of either is left out of both, and shown. Of several repeats, the one of median speed counts "
     "for each question",
     "1st repeat": "x plain of the first repeat alone. A policy keeps what it learned from repeat to repeat, as from "
-    "question to question, so that the later ones meet texts that it has seen before",
+    "question to question, so that the later ones meet texts that it has seen before. Ratios and rates, of tasks and "
+    "categories too, and regret are of the median repeat; tokens per round, acceptance, drafts, loads, shares of the "
+    "time and equality count all repeats",
     "least task": "the smallest x plain of the tasks with at least two questions",
     "weights": "what the arm computes with; an arm that is marked (*) has other weights than plain, so that its text "
     "and its work are not the same",

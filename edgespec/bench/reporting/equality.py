@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgespec.bench.measure import first_difference
-from edgespec.bench.reporting.answers import PLAIN, Answers, Part
-from edgespec.bench.specbench.folder import Record, RunFolder
+from edgespec.bench.reporting.pairs import Answers, Part
+from edgespec.bench.specbench.folder import PLAIN, Record, RunFolder
 from edgespec.bench.summary import NEAR_TIE
 from edgespec.errors import ConfigError
 from edgespec.files import write_text

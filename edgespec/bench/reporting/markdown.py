@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgespec.bench.reporting import tables
 from edgespec.bench.reporting.pictures import leading
 from edgespec.bench.reporting.tables import Table
+from edgespec.bench.reporting.terminal import shown
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#!~&$])")
 
 
 def escape(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    """Text that Markdown shows as it is, on one line, and that a terminal may be shown."""
+    return _SPECIAL.sub(r"\\\1", shown(" ".join(text.split())))
 
 
 def markdown(document: Mapping[str, Any], title: str) -> str:
@@ -29,19 +30,28 @@ def markdown(document: Mapping[str, Any], title: str) -> str:
         sentence = tables.headline(part, leading(part["arms"]))
         if sentence:
             blocks.append(f"**{escape(sentence)}**")
-        warnings = tables.warnings(part)
-        if warnings:
-            blocks.append("Mind:\n\n" + "\n".join(f"- {escape(text)}" for text in warnings))
-        blocks += [_table(table) for table in tables.part_tables(part)]
+        blocks += mind(tables.warnings(part))
+        blocks += [block(table) for table in tables.part_tables(part)]
     blocks.append("## What the figures mean")
-    blocks.append("\n".join(f"- **{escape(name)}**: {escape(text)}" for name, text in document["definitions"].items()))
+    blocks.append(terms(document["definitions"]))
     others = (tables.settings(document), tables.runs(document), tables.skipped(document))
-    blocks += [_table(table) for table in others if table.rows]
+    blocks += [block(table) for table in others if table.rows]
     return "\n\n".join(blocks) + "\n"
 
 
-def _table(table: Table) -> str:
+def mind(warnings: Sequence[str]) -> list[str]:
+    """What a reader must mind, as one block; none without warnings."""
+    return ["Mind:\n\n" + "\n".join(f"- {escape(text)}" for text in warnings)] if warnings else []
+
+
+def terms(definitions: Mapping[str, str]) -> str:
+    """What words mean, as a list."""
+    return "\n".join(f"- **{escape(name)}**: {escape(text)}" for name, text in definitions.items())
+
+
+def block(table: Table, level: int = 3) -> str:
+    """A table under a heading of that level; whatever stands in its cells is text."""
     rows = [table.columns, ["---"] * len(table.columns), *table.rows]
     lines = ["| " + " | ".join(cell if cell == "---" else escape(cell) for cell in row) + " |" for row in rows]
     note = [f"\n{escape(table.note)}"] if table.note else []
-    return "\n".join([f"### {escape(table.title)}\n", *lines, *note])
+    return "\n".join([f"{'#' * level} {escape(table.title)}\n", *lines, *note])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from edgespec.bench.reporting.answers import Part
+from edgespec.bench.reporting.pairs import Part
 from edgespec.bench.specbench.folder import RunFolder
 from edgespec.errors import ConfigError
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.bench.reporting import style
-from edgespec.bench.reporting.answers import PLAIN
+from edgespec.bench.specbench.folder import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec.bench.reporting import style
-from edgespec.bench.reporting.answers import PLAIN
 from edgespec.bench.reporting.pictures import Picture, fixed, leading
+from edgespec.bench.specbench.folder import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

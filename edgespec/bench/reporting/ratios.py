@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from drafts.figures import Bootstrap
-from edgespec.bench.reporting.answers import Comparison, Part, Question, Sums, sums
+from edgespec.bench.reporting.pairs import AskedQuestion, Comparison, Part, Sums, sums
 
 Amount = tuple[float, float]  # tokens, seconds
 Amounts = Callable[[Sums], Amount]
@@ -29,7 +29,7 @@ class Ratios:
     """Ratios of one part. The same questions are drawn for every arm, so that arms can be compared."""
 
     def __init__(self, part: Part) -> None:
-        self._groups: dict[str, list[Question]] = {"": part.questions}
+        self._groups: dict[str, list[AskedQuestion]] = {"": part.questions}
         for kind in ("task", "category", "domain"):
             for name in part.names(kind):
                 self._groups[f"{kind} {name}"] = [q for q in part.questions if getattr(q, kind) == name]
@@ -66,7 +66,7 @@ class Ratios:
             return drawn.interval(mine / plain)
 
 
-def _both(comparison: Comparison, question: Question, amounts: Amounts) -> Both:
+def _both(comparison: Comparison, question: AskedQuestion, amounts: Amounts) -> Both:
     """A question that is left out adds nothing to either arm."""
     pairs = comparison.pairs.get(question.id, ())
     return amounts(sums(pair.arm for pair in pairs)), amounts(sums(pair.plain for pair in pairs))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgespec.bench.reporting.answers import PLAIN, Comparison, Part, Question, Sums, sums
+from edgespec.bench.reporting.pairs import AskedQuestion, Comparison, Part, Sums, sums
+from edgespec.bench.specbench.folder import PLAIN
 
 
 def regret(part: Part, comparisons: Mapping[str, Comparison]) -> dict[str, Any] | None:
@@ -44,7 +45,7 @@ def _added(values: Any) -> list[float]:
     return found
 
 
-def _seconds(comparison: Comparison, plain: Comparison, question: Question) -> float | None:
+def _seconds(comparison: Comparison, plain: Comparison, question: AskedQuestion) -> float | None:
     """Of plain's tokens at this arm's speed; None where one of the answers has no decoding."""
     pairs = comparison.pairs[question.id]
     mine, beside = sums(pair.arm for pair in pairs), sums(pair.plain for pair in pairs)

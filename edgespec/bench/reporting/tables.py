@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from edgespec.bench.reporting.answers import PLAIN
+from edgespec.bench.specbench.folder import PLAIN
 
 UNKNOWN = "–"
 MOST_DIFFERENCES = 50  # of an arm; all of them are in report.json
 _OTHER_WEIGHTS = "* computes with other weights than plain: another text, another speed (see Speed in seconds)."
+_REPEATED = (
+    "ratios and rates of the median repeat, all else of all repeats (policies keep what they learned from one to the "
+    "next: the first one alone stands beside)"
+)
 _NO_PLACES = "These answers do not tell how many proposals reached each place; later versions count them."
 
 Figures = Mapping[str, Any]
@@ -41,6 +45,9 @@ def headline(part: Figures, name: str | None) -> str:
     text = f"{name} decodes {found['value']:.2f} times as fast as plain"
     if found["low"] is not None:
         text += f" (95%: {found['low']:.2f} to {found['high']:.2f})"
+    first = arm["first_repeat"]
+    if first is not None and first["value"] is not None:
+        text += f", {first['value']:.2f} times in the first repeat alone,"
     text += f" over {_some(found['questions'], 'question')}"
     if low is not None and len(arm["by_task"]) > 1:
         text += f"; least in {low['task']}, {low['value']:.2f}"
@@ -261,6 +268,8 @@ def conditions(document: Figures) -> str:
         "order": "order: {}", "repeats": "repeats: {}", "resident": "drafts in memory at once: {}",
     }  # fmt: skip
     told = [text.format(found[name]) for name, text in words.items() if found.get(name) is not None]
+    if (found.get("repeats") or 1) > 1:
+        told.append(_REPEATED)
     slots = sorted({str(run["machine"]["slots"]) for run in document["runs"] if "slots" in run["machine"]})
     if found.get("resident") is None and slots:
         told.append(f"{words['resident'].format(' or '.join(slots))} (what fitted)")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgespec.bench.reporting.answers import Part
+from edgespec.bench.reporting.pairs import Part
 from edgespec.bench.specbench.folder import TRACES, file_name
 from edgespec.bench.specbench.worker import ANSWERS_LANE
 from edgespec.telemetry.trace import LOADS, ROUNDS

@@ -11,14 +11,15 @@ from typing import Any
 
 from edgespec.bench.machine import this_command
 from edgespec.bench.report import write_json
+from edgespec.bench.reporting import terminal
 from edgespec.bench.simulation import output, tables
 from edgespec.bench.simulation.devices import Device, Size, profile_names, read_device, read_size
-from edgespec.bench.simulation.scenario import PLAIN, Base, Setting, costs_from, policy_for, trace_costs
+from edgespec.bench.simulation.scenario import Base, Setting, costs_from, policy_for, trace_costs
 from edgespec.bench.simulation.sweep import OWN_POLICIES, SWEEPS, Ran, Sweep, run_all, sweep
 from edgespec.bench.simulation.texts import ORDERS, Corpus, limited, read_corpus, read_header
 from edgespec.bench.simulation.validate import validated
 from edgespec.bench.specbench.arms import expanded, split_specs
-from edgespec.bench.specbench.folder import read_run
+from edgespec.bench.specbench.folder import PLAIN, read_run
 from edgespec.errors import ConfigError
 from predictor.costs import CostTable
 from predictor.policies.base import LOOKUP
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
         write_json(document, "-", sys.stdout.write)
     else:
         told = [document["about"], *(f"Mind: {warning}" for warning in document["warnings"])]
-        print("\n\n".join([*map(tables.shown, told), *map(tables.text, tables.all_tables(document))]))
+        print("\n\n".join([*map(terminal.shown, told), *map(terminal.text, tables.all_tables(document))]))
     return 0
 
 

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from edgespec.bench.reporting import style
 from edgespec.bench.reporting.html import TEMPLATE
-from edgespec.bench.reporting.markdown import escape
+from edgespec.bench.reporting.markdown import block, escape, mind, terms
 from edgespec.bench.simulation import tables
 from edgespec.bench.simulation.pictures import pictures
 from edgespec.errors import ConfigError
@@ -64,10 +64,9 @@ def publish(document: Mapping[str, Any], out: Path) -> None:
 def markdown(document: Mapping[str, Any]) -> str:
     """The tables, and what their words mean."""
     blocks = [f"# {TITLE}", escape(document["about"])]
-    if document["warnings"]:
-        blocks.append("Mind:\n\n" + "\n".join(f"- {escape(text)}" for text in document["warnings"]))
-    blocks += [tables.markdown(table) for table in tables.all_tables(document)]
-    blocks.append("\n".join(f"- **{name}**: {escape(meaning)}" for name, meaning in DEFINITIONS.items()))
+    blocks += mind(document["warnings"])
+    blocks += [block(table, level=2) for table in tables.all_tables(document)]
+    blocks.append(terms(DEFINITIONS))
     return "\n\n".join(blocks) + "\n"
 
 

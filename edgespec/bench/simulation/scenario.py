@@ -9,6 +9,7 @@ from typing import Any
 
 from drafts.figures import Bootstrap
 from edgespec.bench.simulation.texts import Corpus, limited, ordered, shortened
+from edgespec.bench.specbench.folder import PLAIN
 from edgespec.errors import ConfigError
 from predictor.costs import CostTable
 from predictor.holding import TYPICAL_TOKENS
@@ -19,7 +20,6 @@ from predictor.policies.oracle import Foresight
 from predictor.replay import Outcome, Replay, TextTrace, World, replay
 from predictor.traces import TraceHeader
 
-PLAIN = "plain"
 LOOKUP_SECONDS = 1e-5  # of asking a draft without weights, measured to 7 microseconds
 SLOW_DOWN = 1.1  # of rounds beside a load; as measured on two cores
 WINDOW = 256  # of heads; a standalone draft reads everything
@@ -181,7 +181,7 @@ def simulate(base: Base, setting: Setting) -> Outcome:
     return replay(make, texts(base, setting), device, corpus.rankings if setting.ranked and device.capacity else None)
 
 
-def figures(setting: Setting, found: Outcome, plain: Outcome) -> dict[str, Any]:
+def row_of(setting: Setting, found: Outcome, plain: Outcome) -> dict[str, Any]:
     """Everything about one replay, as JSON values; speed-ups are seconds of `plain` over seconds, same texts."""
     mine, theirs = [text.seconds for text in found.texts], [text.seconds for text in plain.texts]
     bootstrap = Bootstrap("simulation", len(mine), 0)

@@ -13,7 +13,8 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgespec.bench.simulation.scenario import PLAIN, Base, Setting, baseline, figures, simulate
+from edgespec.bench.simulation.scenario import Base, Setting, baseline, row_of, simulate
+from edgespec.bench.specbench.folder import PLAIN
 from edgespec.errors import ConfigError
 from predictor.replay import Outcome
 
@@ -109,7 +110,7 @@ def _one(setting: Setting) -> tuple[Outcome, float]:
 
 @dataclass
 class Ran:
-    """What was replayed. rows: figures, in the order of the settings. rounds: of policies that draft, each setting
+    """What was replayed. rows: of `row_of`, in the order of the settings. rounds: of policies that draft, each setting
     once. seconds: wall time of all, in `jobs` processes. rates: rounds a second in one process, by policy."""
 
     rows: list[dict[str, Any]]
@@ -146,7 +147,7 @@ def run_all(base: Base, settings: Sequence[Setting], advance: Callable[[int], No
     finally:
         _base = None
     seconds = time.perf_counter() - begin
-    rows = [figures(setting, found[setting][0], found[baseline(setting)][0]) for setting in settings]
+    rows = [row_of(setting, found[setting][0], found[baseline(setting)][0]) for setting in settings]
     drafting = {setting: result for setting, result in found.items() if setting.policy != PLAIN}
     return Ran(rows, sum(outcome.rounds for outcome, _ in drafting.values()), seconds, jobs, _rates(drafting))
 

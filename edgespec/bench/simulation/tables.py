@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.bench.reporting.markdown import escape
 from edgespec.bench.reporting.tables import UNKNOWN, Table
 
 Row = Mapping[str, Any]
@@ -73,27 +72,3 @@ def device(found: Row) -> Table:
     note = f"{found['name']}: a roofline of its profile, not measured. Room for {found['slots']} drafts of "
     note += f"{found['draft']} beside {found['target']}. Acceptance is that of the recorded texts' own drafts."
     return Table("The device", columns, [row], note)
-
-
-def text(table: Table) -> str:
-    """For a terminal of any width: columns under each other, the first to the left."""
-    rows = [[shown(cell) for cell in row] for row in (table.columns, *table.rows)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(table.columns))]
-    lines = [shown(table.title)]
-    for row in rows:
-        cells = [cell.ljust(w) if not place else cell.rjust(w) for place, (cell, w) in enumerate(zip(row, widths))]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join([*lines, shown(table.note)] if table.note else lines)
-
-
-def shown(text: str) -> str:
-    """Text of a file without what a terminal would obey."""
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
-def markdown(table: Table) -> str:
-    """The same as Markdown."""
-    rows = [list(map(escape, table.columns)), ["---"] * len(table.columns)]
-    rows += [list(map(escape, row)) for row in table.rows]
-    lines = [f"## {escape(table.title)}", "", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join([*lines, "", escape(table.note)] if table.note else lines)

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgespec.bench.reporting.answers import Part, sums
-from edgespec.bench.simulation.scenario import LOOKUP_SECONDS, PLAIN, Base, Setting, figures, simulate
+from edgespec.bench.reporting.pairs import Part, sums
+from edgespec.bench.simulation.scenario import LOOKUP_SECONDS, Base, Setting, row_of, simulate
 from edgespec.bench.simulation.texts import Corpus, shortened
-from edgespec.bench.specbench.folder import Record, RunFolder
+from edgespec.bench.specbench.folder import PLAIN, Record, RunFolder
 from edgespec.errors import ConfigError
 from predictor.costs import CostTable
 from predictor.policies.base import LOOKUP
@@ -195,7 +195,7 @@ def validated(base: Base, run: RunFolder) -> dict[str, Any]:
             planning = _planning(found, arm) - _usual_planning(found) - outcome.shadow_seconds / max(outcome.rounds, 1)
             planning = max(planning, 0.0)
             outcome = simulate(replace(mine, overhead=overhead + planning), setting)
-        row = figures(setting, outcome, plain) | {"arm": arm, "measured": value, "planning_seconds": planning}
+        row = row_of(setting, outcome, plain) | {"arm": arm, "measured": value, "planning_seconds": planning}
         rows.append(row | {"error": row["speedup"] / value - 1, "fitted": bool(_STATIC.fullmatch(arm))})
     predicted = [row for row in rows if not row["fitted"]]
     return {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec import catalog
 from edgespec.bench.peers.registry import PREFIX, peers
+from edgespec.bench.specbench.folder import PLAIN
 from edgespec.config import RuntimeConfig, nearest
 from edgespec.draft_loading import draft_label, sources
 from edgespec.errors import ConfigError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from drafts.zoo import TargetFacts
     from edgespec.bench.peers.base import Contender
 
-PLAIN, NGRAM, ALL_STATICS = "plain", "ngram", "all-statics"
+NGRAM, ALL_STATICS = "ngram", "all-statics"
 STATIC_GAMMA = 3
 ORACLES = ("oracle-static", "oracle-dynamic")
 POLICY_FACTORY = "edgespec.bench.specbench.worker:PolicyArm"

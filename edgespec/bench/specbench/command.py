@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from edgespec.bench.reporting.terminal import shown
 from edgespec.bench.specbench import arms, preparing, ray_cluster
-from edgespec.bench.specbench.answers import write_answers
 from edgespec.bench.specbench.arms import Arm
 from edgespec.bench.specbench.folder import RunFolder, RunWriter, has_run, locked, read_run
 from edgespec.bench.specbench.harness import Harness, PlainFailure
+from edgespec.bench.specbench.model_answers import write_answers
 from edgespec.bench.specbench.questions import ORDERS
 from edgespec.bench.specbench.ties import measure_ties
 from edgespec.bench.workers import Worker
@@ -159,7 +160,9 @@ class _Run:
         writer = RunWriter(self._run)
         try:
             with _no_progress() if self._args.quiet else progress(plan.answers()) as (tell, advance):
-                Harness(plan, writer, self._start, self._encoder, tell=tell, advance=advance).run()
+                Harness(
+                    plan, writer, self._start, self._encoder, tell=lambda text: tell(shown(text)), advance=advance
+                ).run()
         except KeyboardInterrupt:
             writer.save()
             write_answers(writer.run, self._questions, self._encoder.text)
@@ -219,4 +222,4 @@ def _no_progress() -> Any:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(shown(text), file=sys.stderr, flush=True)

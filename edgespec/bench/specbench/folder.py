@@ -14,16 +14,18 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgespec.bench.specbench import fields
 from edgespec.errors import ConfigError
 from edgespec.files import write_text
 
 FORMAT = 1
+PLAIN = "plain"  # the arm that all others are compared with
 RUN, RECORDS, LOCK = "run.json", "records", "lock"
 ANSWERS, TRACES, STATE = "model_answer", "trace", "state"
 KINDS, STATUSES = ("policy", "peer"), ("ok", "absent", "error")
@@ -79,7 +81,7 @@ class Record:
         if not isinstance(value, dict):
             raise ValueError("it is not a JSON object")
         wanted = {name: check for name, check in _FIELDS.items() if name in value or name not in _LATER}
-        return cls(**{name: _field(value, name, check) for name, check in wanted.items()})
+        return cls(**{name: fields.checked(value, name, check) for name, check in wanted.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +159,8 @@ def _run(folder: Path, document: Any) -> RunFolder:
         raise ConfigError(
             f"{folder / RUN} has format {document.get('format')!r}; this version of edgespec reads format {FORMAT}."
         )
-    plain = {name: _field(document, name, check) for name, check in _RUN_FIELDS.items()}
-    arms = {name: _arm(name, value) for name, value in _field(document, "arms", _mapping).items()}
+    plain = {name: fields.checked(document, name, check) for name, check in _RUN_FIELDS.items()}
+    arms = {name: _arm(name, value) for name, value in fields.checked(document, "arms", fields.mapping).items()}
     unique_files(arms)
     records = {arm: read_records(records_file(folder, arm)) for arm in arms}
     return RunFolder(path=folder, arms=arms, records=records, **plain)
@@ -168,7 +170,7 @@ def _arm(name: str, value: Any) -> ArmInfo:
     if not isinstance(value, dict):
         raise ValueError(f"arm {name!r} is not a JSON object")
     try:
-        return ArmInfo(**{key: _field(value, key, check) for key, check in _ARM_FIELDS.items()})
+        return ArmInfo(**{key: fields.checked(value, key, check) for key, check in _ARM_FIELDS.items()})
     except ValueError as error:
         raise ValueError(f"arm {name!r}: {error}") from None
 
@@ -316,85 +318,35 @@ class RunWriter:
         self._files.clear()
 
 
-Check = Callable[[Any], Any]
-
-
-def _field(values: Mapping[str, Any], name: str, check: Check) -> Any:
-    if name not in values:
-        raise ValueError(f"it has no {name!r}")
-    try:
-        return check(values[name])
-    except TypeError:
-        raise ValueError(f"{name!r} is {json.dumps(values[name])[:40]}, which cannot be") from None
-
-
-def _of(*kinds: type) -> Check:
-    def check(value: Any) -> Any:
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise TypeError
-        return value
-
-    return check
-
-
-def _or_none(check: Check) -> Check:
-    return lambda value: None if value is None else check(value)
-
-
-def _list_of(check: Check) -> Check:
-    def read(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise TypeError
-        return tuple(map(check, value))
-
-    return read
-
-
-def _one_of(known: tuple[str, ...]) -> Check:
-    def check(value: Any) -> Any:
-        if value not in known:
-            raise TypeError
-        return value
-
-    return check
-
-
-_text, _whole, _mapping = _of(str), _of(int), _of(dict)
-
-
-def _number(value: Any) -> float:
-    return float(_of(int, float)(value))
-
-
 _LATER = ("session",)  # what the first runs of this format do not have
-_FIELDS: dict[str, Check] = {
-    **dict.fromkeys(("question_id", "category", "domain", "task"), _text),
-    **dict.fromkeys(("repeat", "turn", "order", "group", "session"), _whole),
-    "error": _or_none(_text),
-    "prompt_tokens": _whole,
-    "token_ids": _list_of(_whole),
-    "round_tokens": _list_of(_whole),
-    "first_token_s": _or_none(_number),
-    "decode_tokens": _whole,
-    "decode_s": _number,
-    "seconds": _number,
-    "stats": _mapping,
-    "rss_bytes": _whole,
-    "resident": _list_of(_text),
-    "disturbance": _or_none(_number),
+_FIELDS: dict[str, fields.Check] = {
+    **dict.fromkeys(("question_id", "category", "domain", "task"), fields.text),
+    **dict.fromkeys(("repeat", "turn", "order", "group", "session"), fields.whole),
+    "error": fields.or_none(fields.text),
+    "prompt_tokens": fields.whole,
+    "token_ids": fields.list_of(fields.whole),
+    "round_tokens": fields.list_of(fields.whole),
+    "first_token_s": fields.or_none(fields.number),
+    "decode_tokens": fields.whole,
+    "decode_s": fields.number,
+    "seconds": fields.number,
+    "stats": fields.mapping,
+    "rss_bytes": fields.whole,
+    "resident": fields.list_of(fields.text),
+    "disturbance": fields.or_none(fields.number),
 }
-_ARM_FIELDS: dict[str, Check] = {
-    "kind": _one_of(KINDS),
-    "status": _one_of(STATUSES),
-    "message": _text,
-    "weights": _text,
-    "peak_memory_bytes": _or_none(_whole),
+_ARM_FIELDS: dict[str, fields.Check] = {
+    "kind": fields.one_of(KINDS),
+    "status": fields.one_of(STATUSES),
+    "message": fields.text,
+    "weights": fields.text,
+    "peak_memory_bytes": fields.or_none(fields.whole),
 }
-_RUN_FIELDS: dict[str, Check] = {
-    "settings": _mapping,
-    "machine": _mapping,
-    **dict.fromkeys(("command", "started", "version"), _text),
-    "skipped": lambda value: list(_list_of(_mapping)(value)),
-    "questions": _whole,
-    "finished": _of(bool),
+_RUN_FIELDS: dict[str, fields.Check] = {
+    "settings": fields.mapping,
+    "machine": fields.mapping,
+    **dict.fromkeys(("command", "started", "version"), fields.text),
+    "skipped": lambda value: list(fields.list_of(fields.mapping)(value)),
+    "questions": fields.whole,
+    "finished": fields.of(bool),
 }

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgespec.bench.measure import Answer, measure
-from edgespec.bench.specbench.arms import PLAIN, Arm
-from edgespec.bench.specbench.folder import TRACES, Record, RunWriter, file_name, record_line
+from edgespec.bench.specbench.arms import Arm
+from edgespec.bench.specbench.folder import PLAIN, TRACES, Record, RunWriter, file_name, record_line
 from edgespec.bench.specbench.questions import Question
 from edgespec.bench.specbench.schedule import Beside, beside, rotated, turns
 from edgespec.bench.speed import ANSWER_SECONDS, LOAD_SECONDS, Channel
@@ -122,13 +122,13 @@ class Harness:
         for arm in arms:
             if self._wanted(arm, who):
                 self._open(arm)
-        for repeat, question, turn in turns(self._plan.questions, self._plan.repeats):
-            order = rotated([arm for arm in arms if arm.name in self._workers], turn)
+        for repeat, question, place in turns(self._plan.questions, self._plan.repeats):
             steps = len(arms)
             for group, names in who[repeat, question.key]:
                 if group != number and not self._accompanied(names, (group, repeat, question.key)):
                     continue
-                for arm in (arm for arm in order if arm.name in names):
+                running = [arm for arm in arms if arm.name in names and arm.name in self._workers]
+                for arm in rotated(running, place, repeat):
                     if arm.name in self._workers:  # still
                         self._question(arm, question, repeat, group)
                     if steps:  # plain may have more than one
@@ -195,9 +195,12 @@ class Harness:
     def _load(self, arm: Arm) -> None:
         worker = self._workers[arm.name] = self._start(arm)
         worker.request("load", timeout=LOAD_SECONDS, factory=arm.factory, options=arm.options)
-        # Two warm-up answers: thread pools, first-use allocations and caches of shapes are not what is measured.
+        # Two prompts: thread pools, first-use allocations and caches of shapes are not what is measured.
         for ids in (self._plan.warm_up, self._plan.warm_up * 2):
-            self._ask(arm, ids, WARM_UP_TOKENS, {"question": "warm-up"})
+            if arm.is_policy:  # not by `answer`, which the policy would learn from
+                self._call(arm, "warm_up", ids, WARM_UP_TOKENS, temperature=self._plan.temperature)
+            else:
+                self._ask(arm, ids, WARM_UP_TOKENS, {})
 
     def _died(self, arm: Arm, message: str) -> None:
         """Start it once more; the second time it has an error."""
@@ -302,20 +305,20 @@ class Harness:
         return record
 
     def _ask(self, arm: Arm, ids: list[int], limit: int, label: dict[str, Any]) -> tuple[Answer, dict[str, Any]]:
-        arguments: dict[str, Any] = {"ids": ids, "new_tokens": limit}
         stop_ids = self._texts.stop_ids
         if arm.is_policy:
-            method, more = "answer", {"label": label, "temperature": self._plan.temperature}
+            reply = self._call(arm, "answer", ids, limit, label=label, temperature=self._plan.temperature)
         else:
-            method, more = "generate", {"eos_ids": sorted(stop_ids)}
-        timeout = max(ANSWER_SECONDS, SECONDS_A_TOKEN * limit)
-        reply = self._workers[arm.name].request(
-            "call", timeout=timeout, method=method, arguments={**arguments, **more}
-        )["result"]
+            reply = self._call(arm, "generate", ids, limit, eos_ids=sorted(stop_ids))
         stats = reply.get("stats") or {}
         return measure(
             len(ids), reply["token_ids"], reply["emissions"], limit=limit, eos_ids=stop_ids, stats=stats
         ), reply
+
+    def _call(self, arm: Arm, method: str, ids: list[int], limit: int, **more: Any) -> Any:
+        timeout = max(ANSWER_SECONDS, SECONDS_A_TOKEN * limit)
+        arguments = {"ids": ids, "new_tokens": limit, **more}
+        return self._workers[arm.name].request("call", timeout=timeout, method=method, arguments=arguments)["result"]
 
     def _keep(self, arm: Arm, record: Record) -> Record:
         self._writer.append(arm.name, record)

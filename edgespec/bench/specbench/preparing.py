@@ -14,8 +14,8 @@ import edgespec
 from edgespec import catalog
 from edgespec.bench.machine import describe, this_command
 from edgespec.bench.specbench import arms, questions
-from edgespec.bench.specbench.arms import PLAIN, Arm
-from edgespec.bench.specbench.folder import STATE, ArmInfo, RunFolder, file_name, unique_files
+from edgespec.bench.specbench.arms import Arm
+from edgespec.bench.specbench.folder import PLAIN, STATE, ArmInfo, RunFolder, file_name, unique_files
 from edgespec.bench.specbench.harness import Plan
 from edgespec.bench.specbench.questions import Question
 from edgespec.bench.specbench.schedule import Shard, groups

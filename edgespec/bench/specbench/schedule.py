@@ -65,16 +65,19 @@ Beside = Mapping[Place, Sequence[tuple[int, Collection[str]]]]
 
 
 def turns(questions: Sequence[Question], repeats: int) -> Iterator[tuple[int, Question, int]]:
-    """(repeat, question, a number for `rotated`) of all that is asked, in order."""
+    """(repeat, question, place of the question) of all that is asked, in order."""
     for repeat in range(repeats):
         for place, question in enumerate(questions):
-            yield repeat, question, repeat + place  # so that another arm leads in each repeat of a question
+            yield repeat, question, place
 
 
-def rotated(arms: Sequence[T], turn: int) -> list[T]:
-    """The arms with another one in front at each turn. Of those that still run: else who stands behind one that is gone
-    would be the first twice as often."""
-    at = turn % len(arms) if arms else 0
+def rotated(arms: Sequence[T], place: int, repeat: int = 0) -> list[T]:
+    """The arms with another one in front at each place, each as often, and another one in each repeat of a question.
+
+    Give only those that run there: else who stands behind one that does not would lead twice as often. After each
+    round of all arms one is passed over: where domains take turns, too, an arm would lead always in the same ones.
+    """
+    at = (repeat + place + place // len(arms)) % len(arms) if arms else 0
     return [*arms[at:], *arms[:at]]
 
 

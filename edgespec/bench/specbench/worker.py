@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from edgespec.bench.peers.own import EdgespecPeer
 from edgespec.memory.working_set import State
 
+WARM_UP_GAMMA = 3
 TRACE_EVENTS = 8000  # of the last answers: seven a round, and a file of about a megabyte
 ANSWERS_LANE = "answers"
 
@@ -37,6 +39,28 @@ class PolicyArm(EdgespecPeer):
         with self._tracer.span("answer", lane=ANSWERS_LANE, **label):
             reply = self.generate(ids, new_tokens, temperature=temperature)
         return {**reply, "resident": self._resident()}
+
+    def warm_up(self, ids: list[int], new_tokens: int, temperature: float = 0.0) -> list[str]:
+        """Answer once with each draft that can run now (plainly, if none can), and return their names.
+
+        The policy is not asked and sees nothing of it: what it has learned, what it holds, its generator and what is
+        saved of it stay as they were.
+        """
+        from edgespec.decoding.round import Generation
+        from predictor.planner import FixedPlanner
+
+        params = dataclasses.replace(self._params, max_new_tokens=new_tokens, temperature=temperature)
+        names = [name for name, status in self._engine.drafts.items() if status == "active"]
+        for planner in [FixedPlanner(name, WARM_UP_GAMMA) for name in names] or [FixedPlanner(None, 0)]:
+            session = self._engine.session()
+            try:
+                session.planner = planner
+                generation = Generation(session, ids, params)
+                while generation.step():
+                    pass
+            finally:
+                session.close()
+        return names
 
     def _resident(self) -> list[str]:
         held = self._engine.working_set

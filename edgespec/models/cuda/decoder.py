@@ -16,16 +16,23 @@ from edgespec.models.batching import check_distinct
 from edgespec.models.cuda import step as cuda_step
 from edgespec.models.cuda.draft import MOST_DRAWN, MOST_GUESSES, MOST_PENDING, DraftLoop, Guesses
 from edgespec.models.cuda.graphs import Graphs, TorchCapture
+from edgespec.models.cuda.guesses import Continued, DeviceTokens
 from edgespec.models.cuda.kv import BLOCK, PagedCache, PagedPool
-from edgespec.models.cuda.logits import DeviceLogits
+from edgespec.models.cuda.logits import DeviceLogits, Judgement, as_array, judged
+from edgespec.models.cuda.looks import Stopwatch, to_numpy
 from edgespec.models.cuda.memory import out_of_memory, return_memory
 from edgespec.models.cuda.staging import Staging
-from edgespec.models.cuda.steps import MOST_SEQUENCES, WIDEST, Checked, Steps, as_array, to_numpy
+from edgespec.models.cuda.steps import MOST_SEQUENCES, WIDEST, Checked, Steps
 from edgespec.models.cuda.weights import load_model
 from edgespec.models.spec import ModelSpec
 from edgespec.models.weights import WeightFile
 
 PREFILL_PIECE = 256  # tokens of a longer part that run at once, kernel by kernel
+
+
+def staging_bytes(positions: int) -> int:
+    """Of one pinned buffer: it holds a row of the tables, or what goes with a piece of a prompt."""
+    return max(16 * (positions // BLOCK + 2), 8 * PREFILL_PIECE)
 
 
 class CudaDecoder:
@@ -66,7 +73,7 @@ class CudaDecoder:
                 weights, self.device, self.dtype, keep_blocks=keep_blocks, positions=self.positions + WIDEST
             )
             self.pool = PagedPool(self.spec, self.device, self.dtype, positions=self.positions)
-            self.staging = Staging(self.device, max(16 * (self.positions // BLOCK + 2), 8 * PREFILL_PIECE))
+            self.staging = Staging(self.device, staging_bytes(self.positions))
             self.steps = Steps(self, 1)
         self.graphs = Graphs(TorchCapture(self.device) if graphs and self.device.type == "cuda" else None)
         self._loops: dict[int, DraftLoop] = {}
@@ -74,6 +81,11 @@ class CudaDecoder:
     @property
     def batch_slots(self) -> int:
         return self.steps.slots
+
+    @property
+    def most_pending(self) -> int:
+        """Tokens that `guess` takes before its first guess."""
+        return MOST_PENDING
 
     @property
     def nbytes(self) -> int:
@@ -109,14 +121,14 @@ class CudaDecoder:
                 self._try_long()
             self.steps.prepare(widths)
 
-    def prepare_guesses(self, real: int) -> None:
-        """The same for a draft: its blocks (see `guess`), and how it reads what it missed."""
+    def prepare_guesses(self, real: int, gammas: Iterable[int]) -> None:
+        """The same for a draft: its blocks of these lengths (see `guess`), and how it reads what it missed."""
         self.prepare_steps((1, 2, MOST_PENDING))
         with self._lock, torch.inference_mode():
             self._check_open()
-            if self.graphs.enabled and real not in self._loops:  # weights that were replaced need no other graphs
+            if self.graphs.enabled:  # weights that were replaced need no other graphs
                 self.steps.settle()
-                self._loop(real).prepare()
+                self._loop(real).prepare(gammas)
 
     def new_cache(self, capacity: int | None = None) -> PagedCache:
         capacity = self.positions if capacity is None else min(capacity, self.positions)
@@ -185,6 +197,7 @@ class CudaDecoder:
         for tokens, cache, logits, hidden in parts:
             if not isinstance(cache, PagedCache) or cache.owner is not self:
                 raise ValueError("this cache belongs to another decoder")
+            guesses, tokens = _on_device(tokens, self.device)
             ids = np.asarray(tokens)
             if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
                 raise ValueError("token ids must be a flat, non-empty sequence of integers")
@@ -193,8 +206,12 @@ class CudaDecoder:
             rows = len(ids) if logits is None else logits
             if not 0 <= rows <= len(ids):
                 raise ValueError(f"asked for logits of the last {rows} of {len(ids)} tokens")
-            checked.append(Checked(ids.astype(np.int64), cache, rows, hidden))
+            checked.append(Checked(ids.astype(np.int64), cache, rows, hidden, guesses))
         return checked
+
+    def takes(self, guesses: object) -> bool:
+        """Whether a part may end with these, of a draft's block, without a look at them before."""
+        return isinstance(guesses, DeviceTokens) and guesses.device == self.device
 
     def guess(
         self,
@@ -208,7 +225,8 @@ class CudaDecoder:
     ) -> Guesses | None:
         """A draft's block, see `DraftLoop.guess`; the cache then holds `pending` and all guesses but one.
 
-        real: ids from here on are no tokens. None if `pending` or the block is too long for the graphs.
+        real: ids from here on are no tokens. None if `pending` or the block is too long for the graphs. Nothing waits
+        for the device: the guesses are `takes`n from there, or looked at.
         """
         with self._lock, torch.inference_mode():
             self._check_open()
@@ -272,6 +290,8 @@ class CudaDecoder:
         """A piece of a prompt, a few hundred tokens at a time, launched kernel by kernel: there the work hides it."""
         ids, start, total = part.ids, part.cache.length, len(part.ids)
         kept: list[Tensor] = []
+        pieces: list[Tensor] = []
+        watch = Stopwatch(self.device)
         keep = total if part.hidden else part.logits
         row = self.steps.tables.place([part.cache])[0]
         blocks, distances = self.steps.tables.blocks[row : row + 1], self.steps.tables.distances[row : row + 1]
@@ -283,10 +303,14 @@ class CudaDecoder:
                 self.model, self.pool, piece, starts, blocks, distances, width, span=start + begin + width
             )
             kept.append(states[max(0, total - keep - begin) :])
+            pieces.append(piece)
         states = torch.cat(kept)
         rows = cuda_step.logits(self.model, states[len(states) - part.logits :], prompt=True)
+        first = torch.zeros(1, dtype=torch.int64, device=self.device)
+        found = judged(rows, torch.cat(pieces)[total - part.logits :], first, first + (part.logits - 1))
+        watch.stop()
         hidden = to_numpy(states[len(states) - total :]) if part.hidden else None
-        return ForwardOutput(as_array(DeviceLogits(rows, cuda_step.best(rows))), hidden)
+        return ForwardOutput(as_array(DeviceLogits(rows, Judgement(found, watch))), hidden)
 
     def _try_long(self) -> None:
         """A short prompt that nobody asked for: kernels that only prompts take are compiled."""
@@ -313,3 +337,13 @@ def _there(device: str | torch.device) -> torch.device:
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError('device "cuda" was asked for, but torch finds no CUDA device here; use device "cpu"')
     return chosen
+
+
+def _on_device(tokens: Sequence[int], device: torch.device) -> tuple[DeviceTokens | None, Sequence[int]]:
+    """Guesses that a captured step takes from the device, and the tokens, with zeros in their places."""
+    if not isinstance(tokens, Continued):
+        return None, tokens
+    known, guesses = tokens.known, tokens.guesses
+    if guesses.device == device and len(tokens) <= WIDEST:
+        return guesses, known + [0] * len(guesses)
+    return None, known + [max(token, 0) for token in guesses.read()]  # a damaged one never stands

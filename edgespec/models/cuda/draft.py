@@ -1,4 +1,4 @@
-"""A draft's block of guesses on the device: one graph launch for a token, no look by the host before the last one.
+"""A draft's block of guesses on the device: one graph launch for all of it, and no look by the host.
 
 Run kernel by kernel from a Jetson's CPU, a draft of half a billion weights takes as long for a token as the target does
 for one (docs/jetson.md); in graphs it takes what its weights take to read.
@@ -6,70 +6,90 @@ for one (docs/jetson.md); in graphs it takes what its weights take to read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edgespec.kernels import ops
+from edgespec.models.cuda import looks
 from edgespec.models.cuda import step as cuda_step
+from edgespec.models.cuda.guesses import DeviceTokens
+from edgespec.models.cuda.looks import FloatArray, Stopwatch
 
 if TYPE_CHECKING:
     from edgespec.models.cuda.decoder import CudaDecoder
     from edgespec.models.cuda.kv import PagedCache
 
-FloatArray = npt.NDArray[np.float32]
 MOST_PENDING = 4  # tokens that a block may begin with inside the graph; the usual 1 or 2, and a little more
 MOST_GUESSES = 64  # the longest gamma that can be asked for
 MOST_DRAWN = 16  # where tokens are drawn: each law is half a megabyte
+_MOST_SPARE = 8  # guesses that a block may make beyond those that were asked for, where there is a graph for so many
 
 
-class Guesses(NamedTuple):
-    """tokens: as many as were asked for. rows: the law each was drawn from, float32 [tokens, real], None for argmax."""
+class Guesses:
+    """A block of guesses. on_device: for a target on the same device; `tokens` and `rows` look at it from the host."""
 
-    tokens: list[int]
-    rows: FloatArray | None
+    def __init__(self, on_device: DeviceTokens, laws: Tensor | None, watch: Stopwatch) -> None:
+        """laws: float32 [tokens, real] that each was drawn from, None for argmax."""
+        self.on_device = on_device
+        self._laws = laws
+        self._watch = watch
+
+    @property
+    def tokens(self) -> list[int]:
+        """As many as were asked for; -1: that row was damaged (NaN, +inf)."""
+        return self.on_device.read()
+
+    @property
+    def rows(self) -> FloatArray | None:
+        """The law each was drawn from, float32 [tokens, real], None for argmax."""
+        return None if self._laws is None else looks.to_numpy(self._laws)
+
+    @property
+    def seconds(self) -> float | None:
+        """What they took on the device, None if that is not known; when they have arrived."""
+        return self._watch.seconds
 
 
 class _Static(NamedTuple):
-    """What the graphs read and write. place: the guess that is made; base + place: the position of its row.
+    """What the graphs read and write, int64 but for temperature and uniforms.
 
-    begin: base, row and the pending tokens in one, for one copy from the host.
+    begin: what follows it, up to `pending`, in one, for one copy from the host. start: position of the first pending
+    token. last: which of them is the last. row: of the tables.
     """
 
-    begin: Tensor  # int64 [2 + MOST_PENDING]
-    pending: tuple[Tensor, ...]  # by width, int64 [width]
-    base: Tensor
+    begin: Tensor  # [3 + MOST_PENDING]
+    start: Tensor
+    last: Tensor
     row: Tensor
-    place: Tensor
+    pending: Tensor
     temperature: Tensor
     uniforms: Tensor
-    tokens: Tensor  # int64 [MOST_GUESSES]
+    tokens: Tensor  # [MOST_GUESSES]
 
 
 class DraftLoop:
     """The guessing of one decoder: ids below `real` are tokens, rows beyond are padding and never guessed.
 
-    One graph feeds the pending tokens and makes the first guess; another one makes each further guess, from the token
-    that the one before left on the device. So a handful of graphs serves every length of block: one graph for each
-    length would be captured for seconds, for the launches of a few microseconds that it saves.
+    A graph is a whole block of so many guesses. It feeds `MOST_PENDING` tokens; where fewer are pending, the others are
+    written behind the text, where the guesses overwrite them. So one graph serves any number of pending tokens.
     """
 
     def __init__(self, decoder: CudaDecoder, real: int) -> None:
         self._decoder = decoder
         self._real = min(real, decoder.spec.vocab_size)
         zeros = partial(torch.zeros, device=decoder.device)
-        whole = partial(zeros, dtype=torch.int64)
-        begin = whole(2 + MOST_PENDING)
+        begin = zeros(3 + MOST_PENDING, dtype=torch.int64)
         self._static = _Static(
-            begin, tuple(begin[2 : 2 + width] for width in range(1, MOST_PENDING + 1)),
-            begin[:1], begin[1:2], whole(1), torch.ones(1, device=decoder.device),
-            zeros(MOST_DRAWN, dtype=torch.float64), whole(MOST_GUESSES),
+            begin, begin[:1], begin[1:2], begin[2:3], begin[3:], torch.ones(1, device=decoder.device),
+            zeros(MOST_DRAWN, dtype=torch.float64), zeros(MOST_GUESSES, dtype=torch.int64),
         )  # fmt: skip
         self._laws: Tensor | None = None  # float32 [MOST_DRAWN, real], made when somebody samples
+        self._prepared: dict[bool, list[int]] = {False: [], True: []}  # lengths of block, by whether tokens are drawn
 
     def guess(
         self,
@@ -84,64 +104,72 @@ class DraftLoop:
 
         temperature 0: the best token (the lowest id of equals); else uniforms[i] in [0, 1) picks token i from
         softmax(logits / temperature) by the inverse of its cumulative sum. The caller holds the decoder's lock and has
-        reserved room; the cache's length is the caller's to raise. A token of -1: that row was damaged (NaN, +inf).
+        reserved room; the cache's length is the caller's to raise.
         """
-        static, sampled = self._static, temperature > 0
+        static, sampled, watch = self._static, temperature > 0, Stopwatch(self._decoder.device)
         if sampled:
             static.temperature.fill_(temperature)
             self._decoder.staging.write(static.uniforms[:gamma], np.asarray(uniforms, np.float64))
-        self._run(pending, cache.length, self._decoder.steps.tables.place([cache])[0], gamma, sampled)
-        laws = self._laws[:gamma].cpu().numpy() if self._laws is not None and sampled else None
-        return Guesses(static.tokens[:gamma].tolist(), laws)  # the look that waits for the device
+        prepared = self._prepared[sampled] if self._decoder.graphs.enabled else ()
+        known = [count for count in prepared if gamma <= count <= gamma + _MOST_SPARE]
+        count = min(known, default=gamma)
+        self._run(pending, cache.length, self._decoder.steps.tables.place([cache])[0], count, sampled)
+        laws = self._laws[:gamma].clone() if self._laws is not None and sampled else None
+        tokens = static.tokens[:gamma].clone()  # the next block writes over them
+        watch.stop()
+        return Guesses(DeviceTokens(tokens), laws, watch)
 
-    def prepare(self) -> None:
-        """Capture what blocks are made of, by guessing into the scratch block."""
-        for sampled in (False, True):
-            for width in range(1, MOST_PENDING + 1):
-                self._run([0] * width, 0, self._decoder.steps.tables.empty, 1 + (width == 1), sampled)
+    def prepare(self, gammas: Iterable[int]) -> None:
+        """Capture blocks of these lengths, by guessing into the scratch block."""
+        wanted = sorted({gamma for gamma in gammas if 1 <= gamma <= MOST_GUESSES}, reverse=True)
+        for sampled, most in ((False, MOST_GUESSES), (True, MOST_DRAWN)):
+            for gamma in wanted:
+                if gamma <= most and gamma not in self._prepared[sampled]:
+                    # What the longest has compiled, the shorter ones need not.
+                    warm = not self._prepared[sampled]
+                    self._run([0], 0, self._decoder.steps.tables.empty, gamma, sampled, warm=warm)
+                    self._prepared[sampled].append(gamma)
 
-    def _run(self, pending: Sequence[int], start: int, row: int, gamma: int, sampled: bool) -> None:
+    def _run(
+        self, pending: Sequence[int], start: int, row: int, gamma: int, sampled: bool, *, warm: bool = True
+    ) -> None:
         """Launches only: nothing is read on the host, and what goes to the device goes through pinned memory."""
-        static, graphs, width = self._static, self._decoder.graphs, len(pending)
         if sampled and self._laws is None:
             self._laws = torch.zeros((MOST_DRAWN, self._real), device=self._decoder.device)
-        begin = np.array([start + width - 1, row, *pending], np.int64)
-        self._decoder.staging.write(static.begin[: 2 + width], begin)
-        kind = (sampled, self._real, self._decoder.growth)
-        for place in range(gamma):
-            static.place.fill_(place)
-            if place:
-                graphs.run(("guess", *kind), lambda: self._guess(None, sampled))
-            else:
-                graphs.run(("first guess", width, *kind), lambda: self._guess(width, sampled))
+        padding = [0] * (MOST_PENDING - len(pending))
+        begin = np.array([start, len(pending) - 1, row, *pending, *padding], np.int64)
+        self._decoder.staging.write(self._static.begin, begin)
+        key = ("guesses", gamma, sampled, self._real, self._decoder.growth)
+        self._decoder.graphs.run(key, lambda: self._block(gamma, sampled), warm=warm)
 
-    def _guess(self, width: int | None, sampled: bool) -> tuple[Tensor, ...]:
-        """One guess. width: of the pending tokens that it follows, None = it follows the guess before it."""
-        static, decoder = self._static, self._decoder
+    def _block(self, gamma: int, sampled: bool) -> tuple[Tensor, ...]:
+        """All guesses, each from the token that the one before left."""
+        static = self._static
+        states = self._states(static.pending, static.start)
+        self._guess(0, states.index_select(0, static.last), sampled)
+        for place in range(1, gamma):  # a damaged row (-1) must not reach the embedding
+            ids = static.tokens[place - 1 : place].clamp(min=0)
+            self._guess(place, self._states(ids, static.start + static.last + place), sampled)
+        return ()
+
+    def _states(self, ids: Tensor, starts: Tensor) -> Tensor:
+        decoder, row = self._decoder, self._static.row
         tables = decoder.steps.tables
-        blocks, distances = tables.blocks[static.row], tables.distances[static.row]
-        if width is None:  # a damaged row (-1) must not reach the embedding
-            ids = static.tokens.index_select(0, static.place - 1).clamp(min=0)
-            starts = static.base + static.place
-        else:
-            ids, starts = static.pending[width - 1], static.base - (width - 1)
-        states = cuda_step.run(decoder.model, decoder.pool, ids, starts, blocks, distances, width or 1, same_bits=False)
-        logits = cuda_step.logits(decoder.model, states[-1:], same_bits=False)[:, : self._real]
+        blocks, distances = tables.blocks[row], tables.distances[row]
+        return cuda_step.run(decoder.model, decoder.pool, ids, starts, blocks, distances, len(ids), same_bits=False)
+
+    def _guess(self, place: int, state: Tensor, sampled: bool) -> None:
+        """The guess at `place` of the block, from the final hidden state [1, hidden_size] before it."""
+        static, decoder = self._static, self._decoder
+        logits = cuda_step.logits(decoder.model, state, same_bits=False)[:, : self._real]
         if sampled:
             assert self._laws is not None
             law = torch.softmax(logits / static.temperature, dim=-1)
-            self._laws.index_copy_(0, static.place, law)
-            token = _drawn(law, static.uniforms.index_select(0, static.place))
+            self._laws[place : place + 1].copy_(law)
+            token = _drawn(law, static.uniforms[place : place + 1])
         else:
-            token = _best(logits)
-        static.tokens.index_copy_(0, static.place, token)
-        return ()
-
-
-def _best(logits: Tensor) -> Tensor:
-    """int64 [1]: the best id of logits [1, n], -1 for a row that is damaged."""
-    best = cuda_step.best(logits)
-    return torch.where(torch.isfinite(best[:, 1]), best[:, 0], -1.0).to(torch.int64)
+            token = ops.best_tokens(logits)
+        static.tokens[place : place + 1].copy_(token)
 
 
 def _drawn(law: Tensor, uniform: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ Replay = Callable[[], None]
 class Capture(Protocol):
     """Makes a graph of what `body` launches: its result, tensors that each replay writes anew, and the replay."""
 
-    def __call__(self, body: Body) -> tuple[Any, Replay]: ...
+    def __call__(self, body: Body, warm: bool = True) -> tuple[Any, Replay]:
+        """warm: run it first, since it may use kernels that no body before it did."""
 
     def renew(self) -> None:
         """All graphs were dropped; tensors that they gave may still be in somebody's hands."""
@@ -47,14 +48,14 @@ class TorchCapture:
         # torch refuses to capture into a pool whose graphs are gone while a tensor of it lives.
         self._pool = self._torch.cuda.graph_pool_handle()
 
-    def __call__(self, body: Body) -> tuple[Any, Replay]:
+    def __call__(self, body: Body, warm: bool = True) -> tuple[Any, Replay]:
         torch = self._torch
         with torch.cuda.device(self._device):
             before, stream = torch.cuda.current_stream(), self._stream
             try:
                 stream.wait_stream(before)
                 with torch.cuda.stream(stream):
-                    for _ in range(_WARM_UPS):
+                    for _ in range(_WARM_UPS if warm else 0):
                         body()
                 before.wait_stream(stream)
                 graph = torch.cuda.CUDAGraph()
@@ -88,27 +89,27 @@ class Graphs:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._captured
 
-    def run(self, key: Hashable, body: Body) -> Any:
+    def run(self, key: Hashable, body: Body, *, warm: bool = True) -> Any:
         """What `body` returns; replayed if it was captured under `key` before, else captured now.
 
-        A body may be run several times for one call: it must only write where it would write again.
+        warm: see `Capture`. A body may be run several times for one call: it must only write where it would again.
         """
         known = self._captured.get(key)
         if known is None:
-            known = self._try(key, body)
+            known = self._try(key, body, warm)
             if known is None:
                 return body()
         result, replay = known
         replay()
         return result
 
-    def _try(self, key: Hashable, body: Body) -> tuple[Any, Replay] | None:
+    def _try(self, key: Hashable, body: Body, warm: bool) -> tuple[Any, Replay] | None:
         if self._capture is None:
             return None
         for last in (False, True):  # what another library did to the device meanwhile is over the second time
             try:
                 with exclusive:
-                    known = self._captured[key] = self._capture(body)
+                    known = self._captured[key] = self._capture(body, warm or last)
                 return known
             except Exception as error:  # drivers, Triton and torch raise whatever they like here
                 if out_of_memory(error):

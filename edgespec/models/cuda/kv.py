@@ -23,8 +23,25 @@ from edgespec.models.cuda.staging import Staging
 from edgespec.models.spec import ModelSpec
 
 BLOCK = 64  # positions
-SLAB_POSITIONS = 2048  # that memory is taken for at once: a large allocation is what a fragmented Jetson refuses
+SLAB_POSITIONS = 2048  # the most that memory is taken for at once: a fragmented Jetson refuses large allocations
 _serials = itertools.count()
+
+
+def slab_blocks(positions: int, block: int = BLOCK) -> int:
+    """Blocks of a slab: as many as may be; fewer where so the longest sequence and the scratch block fill them all."""
+    most, wanted = max(1, SLAB_POSITIONS // block), -(-positions // block) + 1
+    return -(-wanted // -(-wanted // most))
+
+
+def held_positions(positions: int) -> int:
+    """How many positions a pool takes memory for when one sequence of that many, the longest, fills it."""
+    blocks = slab_blocks(positions)
+    return -(-(-(-positions // BLOCK) + 1) // blocks) * blocks * BLOCK
+
+
+def table_shape(rows: int, positions: int, block: int = BLOCK) -> tuple[int, int, int]:
+    """Of `Tables`, int64."""
+    return rows + 1, 2, -(-positions // block) + 1
 
 
 class PagedPool:
@@ -46,12 +63,12 @@ class PagedPool:
         block: int = BLOCK,
         positions: int = SLAB_POSITIONS,
     ) -> None:
-        """positions: of the longest sequence; a slab need not hold more than that, and the scratch block."""
+        """positions: of the longest sequence, see `slab_blocks`."""
         self.block = block
         self._shape = (
             2,
             spec.num_layers,
-            max(min(SLAB_POSITIONS // block, -(-positions // block) + 1), 1),
+            slab_blocks(positions, block),
             spec.num_kv_heads,
             block,
             spec.head_dim,
@@ -204,8 +221,9 @@ class Tables:
         self._pool = pool
         self._staging = staging
         self.empty = rows  # the row that names nothing but the scratch block
-        shape = (rows + 1, 2, -(-positions // pool.block) + 1)
-        self._both = torch.full(shape, pool.scratch, device=device, dtype=torch.int64)
+        self._both = torch.full(
+            table_shape(rows, positions, pool.block), pool.scratch, device=device, dtype=torch.int64
+        )
         self.blocks, self.distances = self._both.unbind(1)
         self.distances.fill_(pool.distance(pool.scratch))
         self._held: list[tuple[int, int] | None] = [None] * rows  # (serial of a cache, its `changed`)

@@ -24,7 +24,8 @@ from edgespec.models.cuda.staging import Event, Ring
 from edgespec.models.cuda.weights import load_model
 from edgespec.models.weights import WeightFile
 
-RING_BYTES = 8 << 20  # of a pinned buffer; there are two: one is filled while the other one is copied
+RING_BYTES = 8 << 20  # of a pinned buffer
+RING_BUFFERS = 2  # one is filled while the other one is copied
 _POLL_SECONDS = 0.001
 
 Pause = Callable[[], None]
@@ -120,7 +121,7 @@ class _Copier:
 
     def __init__(self, device: torch.device, pause: Pause) -> None:
         self._pause = pause
-        self._ring = Ring(device, RING_BYTES, 2)
+        self._ring = Ring(device, RING_BYTES, RING_BUFFERS)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __enter__(self) -> None:

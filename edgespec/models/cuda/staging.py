@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_BUFFERS = 16  # copies that may be under way: more than a step, or a block of guesses, begins with
+BUFFERS = 16  # copies that may be under way: more than a step, or a block of guesses, begins with
 
 
 class Event(Protocol):
@@ -72,11 +72,11 @@ class Ring:
 
 
 class Staging:
-    """Writes arrays of up to `nbytes` over device tensors. Waits only if the device is `_BUFFERS` copies behind."""
+    """Writes arrays of up to `nbytes` over device tensors. Waits only if the device is `BUFFERS` copies behind."""
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self._device = device
-        self._ring = Ring(device, nbytes, _BUFFERS)
+        self._ring = Ring(device, nbytes, BUFFERS)
 
     def write(self, target: Tensor, values: npt.NDArray[Any]) -> None:
         """One launch. target: contiguous, as many elements as `values`, of the same size in bytes."""

@@ -71,17 +71,6 @@ def logits(model: CudaModel, hidden: Tensor, *, same_bits: bool = True, prompt: 
     return product(hidden, model.head, _How(same_bits, prompt)).float()
 
 
-def best(rows: Tensor) -> Tensor:
-    """The greedy choice of each row of logits, float64 [n, 2]: id (the lowest of equals) and logit.
-
-    One small tensor, so that a greedy round fetches this and no logits. float64 holds any id exactly.
-    """
-    values = rows.amax(dim=-1)
-    ids = torch.arange(rows.shape[-1], device=rows.device)  # torch's own argmax may return any of equals
-    lowest = torch.where(rows == values[:, None], ids, rows.shape[-1]).amin(dim=-1)
-    return torch.stack((lowest.double(), values.double()), dim=-1)
-
-
 def weight_rows(linear: Linear, ids: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows [n, K] of a weight of one part."""
     weight = linear.parts[0]

@@ -11,10 +11,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgespec.models.base import FloatArray, ForwardOutput
+from edgespec.models.base import ForwardOutput
 from edgespec.models.cuda import step as cuda_step
+from edgespec.models.cuda.guesses import DeviceTokens
 from edgespec.models.cuda.kv import PagedCache, Tables
-from edgespec.models.cuda.logits import DeviceLogits
+from edgespec.models.cuda.logits import DeviceLogits, Judgement, as_array, judged
+from edgespec.models.cuda.looks import Stopwatch, to_numpy
 
 if TYPE_CHECKING:
     from edgespec.models.cuda.decoder import CudaDecoder
@@ -28,22 +30,36 @@ _WIDTHS = (1, 2, 4, 8, WIDEST)  # and for these widths; for one sequence every w
 MOST_ROWS = 64
 
 
+def logits_rows(slots: int) -> int:
+    """Rows of logits that steps of up to `slots` sequences leave."""
+    return min(slots * WIDEST, MOST_ROWS)
+
+
 class Checked(NamedTuple):
-    """A part that may run: ids int64 [n], how many rows of logits, whether hidden states."""
+    """A part that may run: ids int64 [n], how many rows of logits, whether hidden states.
+
+    guesses: the last ids, taken from the device; what stands in their places in `ids` says nothing.
+    """
 
     ids: npt.NDArray[np.int64]
     cache: PagedCache
     logits: int
     hidden: bool
+    guesses: DeviceTokens | None = None
 
 
 class _Inputs(NamedTuple):
-    """What is written before a step of one shape: ids, starts and rows (of the tables) are views of `whole`."""
+    """What is written before a step of one shape, all views of `whole`.
+
+    rows: of the tables. begins, ends: the first and the last row of logits that count, by sequence.
+    """
 
     whole: Tensor
     ids: Tensor
     starts: Tensor
     rows: Tensor
+    begins: Tensor
+    ends: Tensor
 
 
 class Steps:
@@ -55,7 +71,7 @@ class Steps:
         self.slots = slots
         self.tables = Tables(slots, decoder.positions, decoder.pool, decoder.device, decoder.staging)
         # All steps leave their logits here. As wide as the product is: float32 would say no more.
-        rows, columns = min(slots * WIDEST, MOST_ROWS), sum(part.shape[0] for part in decoder.model.head.parts)
+        rows, columns = logits_rows(slots), sum(part.shape[0] for part in decoder.model.head.parts)
         self._logits = torch.zeros((rows, columns), device=decoder.device, dtype=decoder.dtype)
         self._inputs: dict[tuple[int, int], _Inputs] = {}
         self.prepared: list[int] = []  # widths of one sequence
@@ -114,27 +130,33 @@ class Steps:
             width = next(count for count in _WIDTHS if count >= widest)
         inputs = self._inputs_of(sequences, width)
         self._fill(inputs, parts, width)
-        states, rows, best = self._run(inputs, width)
+        watch = Stopwatch(self._decoder.device)
+        states, rows, found = self._run(inputs, width)
+        watch.stop()
+        judgement = Judgement(found, watch)
         hidden = to_numpy(states) if any(part.hidden for part in parts) else None
         outputs = []
         for index, part in enumerate(parts):
             end = index * width + len(part.ids)
             last = slice(end - part.logits, end)
             own = None if hidden is None or not part.hidden else hidden[index * width : end]
-            logits = DeviceLogits(rows[last], best[last])
+            begin = len(part.ids) - part.logits
+            guesses = part.guesses if part.guesses is not None and part.logits == len(part.guesses) + 1 else None
+            logits = DeviceLogits(rows[last], judgement, sequence=index, begin=begin, guesses=guesses)
             self._handed.append(weakref.ref(logits))
             outputs.append(ForwardOutput(as_array(logits), own))
         return outputs
 
     def _run(self, inputs: _Inputs, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Final hidden states, logits and best tokens of a step whose inputs are written."""
+        """Final hidden states, logits and what is found out about them, of a step whose inputs are written."""
         decoder, tables = self._decoder, self.tables
 
         def body() -> tuple[Tensor, Tensor, Tensor]:
             blocks, distances = tables.blocks[inputs.rows], tables.distances[inputs.rows]
-            states = cuda_step.run(decoder.model, decoder.pool, inputs.ids, inputs.starts, blocks, distances, width)
+            ids = inputs.ids.clamp(0, decoder.spec.vocab_size - 1)  # a damaged guess (-1) must not reach the embedding
+            states = cuda_step.run(decoder.model, decoder.pool, ids, inputs.starts, blocks, distances, width)
             rows = self._logits[: len(states)].copy_(cuda_step.product(states, decoder.model.head))
-            return states, rows, cuda_step.best(rows)
+            return states, rows, judged(rows, inputs.ids, inputs.begins, inputs.ends)
 
         self.settle()
         made: tuple[Tensor, Tensor, Tensor] = decoder.graphs.run((len(inputs.starts), width, decoder.growth), body)
@@ -143,8 +165,8 @@ class Steps:
     def _inputs_of(self, sequences: int, width: int) -> _Inputs:
         inputs = self._inputs.get((sequences, width))
         if inputs is None:
-            whole = torch.zeros(sequences * (width + 2), device=self._decoder.device, dtype=torch.int64)
-            inputs = _Inputs(whole, *whole.split((sequences * width, sequences, sequences)))
+            whole = torch.zeros(sequences * (width + 4), device=self._decoder.device, dtype=torch.int64)
+            inputs = _Inputs(whole, *whole.split((sequences * width, *[sequences] * 4)))
             self._inputs[sequences, width] = inputs
         return inputs
 
@@ -152,19 +174,14 @@ class Steps:
         """Sequences that only fill the shape up write to the scratch block, from position 0."""
         count = len(inputs.starts)
         ids = np.zeros((count, width), np.int64)
-        starts = np.zeros(count, np.int64)
+        starts, begins, ends = (np.zeros(count, np.int64) for _ in range(3))
         rows = np.full(count, self.tables.empty, np.int64)
         for index, (part, row) in enumerate(zip(parts, self.tables.place([part.cache for part in parts]))):
             ids[index, : len(part.ids)] = part.ids
             starts[index], rows[index] = part.cache.length, row
-        self._decoder.staging.write(inputs.whole, np.concatenate((ids.reshape(-1), starts, rows)))
-
-
-def as_array(logits: DeviceLogits) -> FloatArray:
-    """What callers index like an array."""
-    return logits  # type: ignore[return-value]
-
-
-def to_numpy(tensor: Tensor) -> FloatArray:
-    """A copy, also of what lies on the CPU."""
-    return tensor.float().to("cpu", copy=True).numpy()
+            begins[index], ends[index] = len(part.ids) - part.logits, len(part.ids) - 1
+        self._decoder.staging.write(inputs.whole, np.concatenate((ids.reshape(-1), starts, rows, begins, ends)))
+        for index, part in enumerate(parts):
+            if part.guesses is not None:
+                end = index * width + len(part.ids)
+                inputs.ids[end - len(part.guesses) : end].copy_(part.guesses.ids)

@@ -189,6 +189,39 @@ def test_ctrl_c_in_the_middle_keeps_what_was_measured(monkeypatch: pytest.Monkey
     assert "The run was interrupted" in " ".join(made["warnings"])
 
 
+def test_requests_that_are_stuck_end_the_run_with_what_was_measured(tmp_path: Path) -> None:
+    kept: list[Stretch] = []
+    system = FakeSystem()
+
+    def keep(stretch: Stretch) -> None:
+        kept.append(stretch)
+        if len(kept) == 2:  # the third one hangs
+            system.deaf, system.step = True, 1000.0
+
+    measured = measure(system, keep=keep)
+    assert len(measured.stretches) == len(kept) == 3
+    assert measured.interrupted
+    assert "did not end within" in measured.stuck == kept[2].stuck
+    assert "unfinished" in [one.outcome for one in kept[2].served]
+    assert measured.alone == 0  # nothing more is asked of an engine that hangs
+    assert measured.compared > 0
+    made = document.build(measured.schedule, measured.stretches, Deadline(2.0, 0.2), ABOUT | {"headline": "."})
+    assert any(text.startswith("The run ended early: requests") for text in made["warnings"])
+    assert "The run was interrupted" not in " ".join(made["warnings"])
+    folder = Folder(tmp_path / "run")
+    output.publish(made, folder)
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_the_table_says_at_which_rate_requests_did_come() -> None:
+    measured = measure(FakeSystem(), schedule(Arm("none"), rates=(1.0,), repeats=1))
+    made = document.build(measured.schedule, measured.stretches, Deadline(2.0, 0.2), ABOUT)
+    came = len(measured.stretches[0].counted()) / 18.0
+    (row,) = tables.throughput(made).rows
+    assert tables.throughput(made).columns[:2] == ["rate", "came"]
+    assert row[1] == f"{came:.2f}"
+
+
 def test_recorded_arrivals_bring_their_own_prompts() -> None:
     trace = tuple(Arrival(float(n), f"word {'x' * n}", None, 3) for n in range(5))
     measured = measure(FakeSystem(), schedule(Arm("none"), Arm("us"), rates=(), trace=trace, repeats=1))

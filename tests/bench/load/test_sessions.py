@@ -72,6 +72,15 @@ def test_what_does_not_end_in_time_is_lost_and_failures_are_counted() -> None:
     assert found["lost"] > 10
 
 
+def test_requests_that_are_stuck_are_lost_and_said() -> None:
+    system = FakeSystem(deaf=True, step=1000.0)
+    stretch = Stretch("us", 2.0, 0, 0, 10.0, 1.0)
+    sessions._one(system, stretch, pool(), 20.0, exact=False)
+    assert stretch.interrupted
+    assert "did not end within" in stretch.stuck
+    assert sessions.figures(stretch)["lost"] == 2
+
+
 def test_an_unfair_loop_is_seen() -> None:
     stretch = Stretch("none", 3.0, 0, 0, 10.0, 0.0, ended=10.0)
     for session, step in ((0, 0.1), (1, 0.2)):

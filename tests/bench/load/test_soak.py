@@ -70,6 +70,12 @@ def test_an_engine_that_stands_still_is_found() -> None:
     assert "no stuck request" in failed(soak(Stands(max_sessions=2)))
 
 
+def test_to_wait_long_in_the_queue_is_not_to_be_stuck() -> None:
+    soaked = soak(FakeSystem(max_sessions=1, step=0.35), seconds=18.0, stuck_s=6.0)
+    assert soaked.stuck == []
+    assert max(look.queued for look in soaked.looks) > 4  # of 2 s or more each
+
+
 def test_a_cancel_that_is_not_heard_is_found() -> None:
     class Deaf(FakeSystem):
         def _step(self, request: FakeRequest) -> None:

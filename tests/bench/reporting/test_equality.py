@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from edgespec.bench.reporting.document import build
 from edgespec.bench.reporting.equality import TIES, Difference, differences, read_ties, write_ties
-from edgespec.bench.reporting.figures import figures
 from edgespec.bench.specbench.folder import Record, RunFolder, read_run
 from edgespec.errors import ConfigError
 from tests.support.runs import failed, record, write_run
@@ -26,7 +26,7 @@ def run_of(path: Path, records: Mapping[str, Sequence[Record]], **settings: Any)
 
 
 def equality_of(run: RunFolder, arm: str = "arm") -> dict[str, Any]:
-    found: dict[str, Any] = figures([run])["parts"][0]["arms"][arm]["equality"]
+    found: dict[str, Any] = build([run])["parts"][0]["arms"][arm]["equality"]
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgespec.bench.reporting import pictures, pictures_time, style
-from edgespec.bench.reporting.figures import figures
+from edgespec.bench.reporting.document import build
 from edgespec.bench.reporting.html import drawn
 from edgespec.bench.specbench.folder import read_run
 from edgespec.errors import ConfigError
@@ -23,7 +23,7 @@ pytest.importorskip("matplotlib")
 @pytest.fixture(scope="module")
 def part(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of the sample run."""
-    document = figures([read_run(sample_run(tmp_path_factory.mktemp("sample") / "run"))])
+    document = build([read_run(sample_run(tmp_path_factory.mktemp("sample") / "run"))])
     found: dict[str, Any] = document["parts"][0]
     return found
 
@@ -123,7 +123,7 @@ def test_names_are_texts_not_formulas(tmp_path: Path) -> None:
     }
     stats = {"proposed_tokens": 4, "accepted_tokens": 2, "draft_share": {"<i>": 3, "plain": 1}}
     records["memspec"] = [record(i, stats=stats, **place) for i in (1, 2)]
-    part = figures([read_run(write_run(tmp_path / "run", records))])["parts"][0]
+    part = build([read_run(write_run(tmp_path / "run", records))])["parts"][0]
     made = [picture for group in drawn(part, "p0").values() for picture in group]
     assert len(made) >= 4
     for picture in made:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from edgespec.bench.reporting import style, tables
+from edgespec.bench.reporting import style, tables, terminal
 from edgespec.bench.reporting.command import FILES, publish
 from edgespec.bench.reporting.definitions import DEFINITIONS
-from edgespec.bench.reporting.markdown import escape
+from edgespec.bench.reporting.markdown import block, escape
+from edgespec.bench.reporting.tables import Table
 from edgespec.bench.specbench.folder import ArmInfo
 from edgespec.cli.main import main
 from edgespec.errors import ConfigError
@@ -100,6 +101,26 @@ def test_what_others_wrote_stays_text(tmp_path: Path) -> None:
         assert "<script" not in line.replace("\\<", "")
         assert "](" not in line.replace("\\]", "")
     assert_rectangular(folder)
+
+
+def test_names_break_no_table_and_command_no_terminal(tmp_path: Path) -> None:
+    table = Table("a|b", ["<b>", "2"], [["x|<img src=y>", "\x1b[2J"]], "note *n*")
+    made = block(table, level=2)
+    assert made.startswith("## a\\|b\n\n| \\<b\\> | 2 |\n| --- | --- |\n")
+    assert "| x\\|\\<img src=y\\> | ?\\[2J |" in made
+    assert "\x1b" not in made + terminal.text(table)
+    command = "\x1b]0;x\x07"
+    folder = write_run(
+        tmp_path / "run",
+        {"plain": [record(1), record(2)], f"b{command}": [failed(1, command), record(2)]},
+        arms={"peer:x": ArmInfo("peer", "absent", command, command)},
+        machine={"cpu": command},
+    )
+    with (tmp_path / "printed").open("w") as file:
+        publish([folder], folder, Console(width=160, file=file))
+    printed = (tmp_path / "printed").read_text()
+    assert "?]0;x?" in printed
+    assert "\x1b" not in printed + (folder / "report.md").read_text()
 
 
 def test_plain_has_no_ratio_to_itself(sample: tuple[Path, dict[str, Any], str]) -> None:

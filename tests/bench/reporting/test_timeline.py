@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench.reporting.answers import Part
+from edgespec.bench.reporting.pairs import Part
 from edgespec.bench.reporting.timeline import MOST_ROUNDS, PAUSE_S, Span, read, stretch, timelines, trace_file
 from edgespec.bench.specbench.folder import read_run
 from tests.support.runs import record, write_run

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench.reporting.tables import Table
-from edgespec.bench.simulation import command, tables
+from edgespec.bench.simulation import command
 from edgespec.bench.simulation.output import FILES
 from edgespec.errors import ConfigError
 from tests.bench.simulation import made
@@ -163,11 +162,3 @@ def test_rates_are_those_of_policies_in_one_process(traces: str, capsys: pytest.
     assert set(replayed["rounds_per_second"]) == {"memspec@3"}
     assert replayed["rounds"] == document["rows"][1]["rounds"]
     assert "a second in one process" in document["about"]
-
-
-def test_names_of_a_trace_break_no_table_and_command_no_terminal() -> None:
-    table = Table("a|b", ["<b>", "2"], [["x|<img src=y>", "\x1b[2J"]], "note *n*")
-    made_of = tables.markdown(table)
-    assert "| x\\|\\<img src=y\\> |" in made_of
-    assert "<img" not in made_of.replace("\\<img", "")
-    assert "\x1b" not in tables.text(table)

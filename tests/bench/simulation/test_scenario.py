@@ -13,7 +13,7 @@ from edgespec.bench.simulation.scenario import (
     adjusted,
     baseline,
     costs_from,
-    figures,
+    row_of,
     simulate,
     spec,
     trace_costs,
@@ -84,13 +84,13 @@ def test_the_interval_reaches_every_policy(base: Base) -> None:
 
 def test_figures_say_what_a_policy_gained(base: Base) -> None:
     plain, ours = simulate(base, Setting()), simulate(base, Setting("static:left@3"))
-    found = figures(Setting("static:left@3"), ours, plain)
+    found = row_of(Setting("static:left@3"), ours, plain)
     assert found["speedup"] == pytest.approx(plain.seconds / ours.seconds)
     assert found["by_domain"]["left"] > found["by_domain"]["right"]  # its draft is the good one there
     assert found["low"] < found["speedup"] < found["high"]
     assert found["tokens"] == plain.tokens
     json.dumps(found, allow_nan=False)
-    assert figures(Setting(), plain, plain)["speedup"] == 1.0
+    assert row_of(Setting(), plain, plain)["speedup"] == 1.0
 
 
 def test_a_better_policy_is_better_here_too(base: Base) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench.reporting.figures import figures
+from edgespec.bench.reporting.document import build
 from edgespec.bench.simulation import tables
 from edgespec.bench.simulation.scenario import Base, Setting, simulate
 from edgespec.bench.simulation.texts import shortened
@@ -127,7 +127,7 @@ def test_measured_is_what_the_report_says(base: Base, tmp_path: Path) -> None:
         records["static:left@3"] += turns(base, "static:left@3", noise, repeat=repeat, group=0)
         records["memspec@3"] += turns(base, "memspec@3", 1.3 * noise, repeat=repeat, group=1)
     run = read_run(write_run(tmp_path / "run", records, settings={**ASKED, "repeats": 3}, machine={"slots": 2}))
-    arms = figures([run])["parts"][0]["arms"]
+    arms = build([run])["parts"][0]["arms"]
     for row in validated(base, run)["rows"]:
         assert row["measured"] == pytest.approx(arms[row["arm"]]["speedup"]["value"])
 

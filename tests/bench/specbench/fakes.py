@@ -39,6 +39,8 @@ class FakeArm(FakeChannel):
         if op != "call" or fields["method"] in ("answer", "generate"):
             return super().request(op, timeout=timeout, **fields)
         self.log.append((self.name, fields["method"]))
+        if fields["method"] == "warm_up":
+            self.script(fields["arguments"]["ids"], fields["arguments"]["new_tokens"])
         return {"ok": True, "result": None}
 
     def resident_bytes(self) -> int:
@@ -127,3 +129,49 @@ def failing(message: str, *, alive: bool) -> Script:
         raise WorkerFailure(message, alive=alive)
 
     return script
+
+
+def interrupting(after: int) -> Script:
+    """Ctrl-C comes in the answer number `after`."""
+    calls = [0]
+
+    def script(prompt: list[int], limit: int) -> dict[str, Any]:
+        calls[0] += 1
+        if calls[0] > after:
+            raise KeyboardInterrupt
+        return answering()(prompt, limit)
+
+    return script
+
+
+def dying(on: set[int]) -> Script:
+    """Its process ends at the questions of these numbers."""
+
+    def script(prompt: list[int], limit: int) -> dict[str, Any]:
+        return (failing("the worker ended with code 3", alive=False) if prompt[1] in on else answering())(prompt, limit)
+
+    return script
+
+
+def picky(prompt: list[int], limit: int) -> dict[str, Any]:
+    """It fails at question 2, and lives."""
+    return (failing("ValueError: too difficult", alive=True) if prompt[1] == 2 else answering())(prompt, limit)
+
+
+def refusing(fakes: Fakes, name: str, op: str, reply: Any) -> None:
+    """One arm answers one kind of request with `reply`, or fails with it."""
+    real = fakes.start
+
+    def start(made: Any) -> Any:
+        worker = real(made)
+        request = worker.request
+
+        def other(asked: str, **fields: Any) -> Any:
+            if made.name == name and asked == op:
+                return reply if isinstance(reply, dict) else failing(reply, alive=True)([], 0)
+            return request(asked, **fields)
+
+        worker.request = other
+        return worker
+
+    fakes.start = start  # type: ignore[method-assign]

@@ -43,12 +43,23 @@ def test_arms_are_grouped_by_what_fits_but_two_at_least() -> None:
 @pytest.mark.parametrize(("arms", "repeats"), [(3, 3), (4, 4), (3, 5)])
 def test_every_arm_leads_as_often(arms: int, repeats: int) -> None:
     """Also where their number divides that of the questions."""
-    leaders = [(q.key, rotated("abcd"[:arms], turn)[0]) for _, q, turn in turns([question(1), question(2)], repeats)]
+    found = turns([question(1), question(2)], repeats)
+    leaders = [(q.key, rotated("abcd"[:arms], place, repeat)[0]) for repeat, q, place in found]
     counts = [sum(name == leader for _, leader in leaders) for name in "abcd"[:arms]]
     assert max(counts) - min(counts) <= 1
     assert len({name for key, name in leaders if key == "1"}) > 1
-    assert rotated("abc", 4) == ["b", "c", "a"]
+    assert rotated("abc", 2) == ["c", "a", "b"]
     assert rotated([], 4) == []
+
+
+@pytest.mark.parametrize("domains", [2, 3, 4, 6])
+def test_no_domain_has_leaders_of_its_own(domains: int) -> None:
+    """Also where the domains take turns, and their number divides that of the arms."""
+    leaders = [rotated("abcdefghijkl", place)[0] for place in range(12 * 12)]
+    for name in "abcdefghijkl":
+        of_domain = [sum(leader == name for leader in leaders[first::domains]) for first in range(domains)]
+        assert max(of_domain) - min(of_domain) <= 2
+        assert sum(of_domain) == 12
 
 
 PLACES = [(0, "1"), (0, "2"), (0, "3")]

@@ -25,7 +25,7 @@ class ScriptedCapture:
         self.renewed += 1
         self._results.clear()
 
-    def __call__(self, body: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def __call__(self, body: Callable[[], Any], warm: bool = True) -> tuple[Any, Callable[[], None]]:
         if self._error is not None:
             raise self._error
         self.made += 1

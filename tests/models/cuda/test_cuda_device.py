@@ -62,7 +62,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_block(folders: list[Path]) -> No
 
 def test_blocks_of_guesses_are_those_of_steps(folders: list[Path]) -> None:
     decoder, plain = load(folders[0]), load(folders[0], graphs=False)
-    decoder.prepare_guesses(280)
+    decoder.prepare_guesses(280, range(1, 9))
     count = len(decoder.graphs)
     for temperature in (0.0, 0.9):
         blocks = []
@@ -92,7 +92,7 @@ def test_all_memory_comes_back(folders: list[Path]) -> None:
     for _ in range(2):  # libraries keep what they took the first time
         decoder = load(folders[0])
         decoder.prepare_steps(range(1, 4))
-        decoder.prepare_guesses(280)
+        decoder.prepare_guesses(280, range(1, 9))
         rows(decoder, TOKENS[:3], LONG[:150])
         decoder.close()
         del decoder

@@ -119,9 +119,9 @@ def test_what_was_prepared_is_not_captured_again(folders: list[Path]) -> None:
     """No round captures: neither for another length of text, block or number of slabs, nor for sampling."""
     decoder = load(folders[0])
     decoder.prepare_steps(range(1, 30))
-    decoder.prepare_guesses(280)
+    decoder.prepare_guesses(280, range(1, 9))
     made = decoder.graphs._capture.made  # type: ignore[union-attr]
-    assert made == 16 + 2 * 5
+    assert made == 16 + 2 * 8
     decoder.prepare_steps([1, 2])
     cache = decoder.new_cache()
     decoder.forward(TOKENS[:40], cache, logits=0)
@@ -140,7 +140,7 @@ def test_what_was_prepared_is_not_captured_again(folders: list[Path]) -> None:
     assert np.array_equal(np.array(decoder.forward(TOKENS[:4], decoder.new_cache()).logits).shape, rows.shape)
     assert decoder.graphs._capture.made == made  # type: ignore[union-attr]
     plain.prepare_steps([1])
-    plain.prepare_guesses(280)
+    plain.prepare_guesses(280, range(1, 9))
     assert len(plain.graphs) == 0
 
 

@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 import torch
 
+from drafts.ngram import NgramDraft
 from drafts.standalone import StandaloneDraft
 from edgespec.models.base import Part
+from edgespec.models.cuda import looks
 from edgespec.models.cuda.decoder import CudaDecoder
 from edgespec.models.cuda.graphs import Graphs, TorchCapture
-from edgespec.models.cuda.logits import DeviceLogits
+from edgespec.models.cuda.logits import DeviceLogits, Judgement
+from edgespec.models.cuda.looks import Stopwatch
 from edgespec.models.cuda.memory import return_memory
 from tests.models.cuda.common import TOKENS, answer, load
 from tests.models.cuda.scripted_capture import ScriptedCapture
@@ -47,7 +50,7 @@ def test_a_look_after_the_step_of_another_sequence(folders: list[Path], graphs: 
         lambda: decoder.forward(TOKENS[:30], decoder.new_cache(40)),
         lambda: decoder.forward_batch([Part([token], decoder.new_cache(40)) for token in (8, 9)]),
         lambda: decoder.guess([6], decoder.new_cache(40), 3, real=280),
-        lambda: decoder.prepare_guesses(281),
+        lambda: decoder.prepare_guesses(281, range(1, 9)),
         lambda: decoder.prepare_batch(4),
     ]
     for turn, other in enumerate(others):
@@ -82,14 +85,14 @@ def test_a_look_and_the_next_step_take_turns() -> None:
         def to(self, *_: Any, **__: Any) -> torch.Tensor:
             looking.set()
             done.wait(0.2)
-            return torch.tensor([[float(rows[0, 0]), 0.5]], dtype=torch.float64)
+            return self.clone()
 
         def clone(self) -> torch.Tensor:
-            return torch.tensor([[float(rows[0, 0]), 0.5]], dtype=torch.float64)
+            return torch.tensor([[0, 0, 9, int(rows[0, 0])]])
 
-    logits = DeviceLogits(rows, torch.zeros(1, 2))
-    logits._best = Slow()  # type: ignore[assignment]
     slow = torch.Tensor
+    judgement = Judgement(Slow(), Stopwatch(torch.device("cpu")))  # type: ignore[arg-type]
+    logits = DeviceLogits(rows, judgement)
     seen: list[int | None] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edgespec.models.cuda.logits.Tensor", (slow, Slow))
@@ -137,36 +140,27 @@ def test_two_conversations_at_once(folders: list[Path]) -> None:
     assert [made[0], made[1]] == wanted
 
 
-def test_a_greedy_answer_fetches_best_tokens_only(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One small look a round; and no rows are moved for the next step, since nobody holds the old ones then.
+def test_a_greedy_answer_is_looked_at_once_a_round(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few bytes, with a draft on the device as without; no rows are moved for the next step, as nobody holds them."""
+    copied: list[int] = []
+    look = looks.look
 
-    A draft looks at rows of its own in the block after the prompt, which it guesses token by token.
-    """
-    looks: list[int] = []
-    fetched: list[int] = []
-    best, array = DeviceLogits.best, DeviceLogits._array
+    def watched(tensor: torch.Tensor) -> np.ndarray:
+        copied.append(tensor.nbytes)
+        return look(tensor)
 
-    def watched(self: DeviceLogits, index: int) -> int | None:
-        looks.extend([1] * isinstance(self._best, torch.Tensor))
-        return best(self, index)
-
-    monkeypatch.setattr(DeviceLogits, "best", watched)
-
-    def noted(self: DeviceLogits) -> np.ndarray:
-        fetched.append(len(self))
-        return array(self)
-
-    monkeypatch.setattr(DeviceLogits, "_array", noted)
+    monkeypatch.setattr(looks, "look", watched)
     moved: list[int] = []
     monkeypatch.setattr(DeviceLogits, "keep", lambda self: moved.append(len(self)))
-    for drafts in ([], [StandaloneDraft("d", load(folders[1]), 280)]):
-        looks.clear()
-        made = answer(load(folders[0]), folders[0], drafts, 3)
-        rounds = made.stats.rounds
-        assert rounds > 5
-        assert len(looks) <= rounds + 1  # the prompt's last row
-        assert not moved
-        assert len(fetched) == 3 * len(drafts)
+    for gamma in (1, 4, 20):  # the last one is too long for a captured step: two looks
+        for drafts in ([], [NgramDraft(name="d")], [StandaloneDraft("d", load(folders[1]), 280)]):
+            copied.clear()
+            made = answer(load(folders[0]), folders[0], drafts, gamma)
+            rounds = made.stats.rounds
+            assert rounds > 5
+            assert rounds + 1 <= len(copied) <= rounds * (2 if gamma > 15 else 1) + 1  # and the prompt's last row
+            assert max(copied) <= 8 * 2 * (1 + 21)
+            assert not moved
 
 
 # Captures
@@ -176,14 +170,14 @@ def test_a_capture_waits_for_that_of_another_decoder() -> None:
     inside, most, entered = 0, 0, threading.Barrier(2)
 
     class Slow(ScriptedCapture):
-        def __call__(self, body: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        def __call__(self, body: Callable[[], Any], warm: bool = True) -> tuple[Any, Callable[[], None]]:
             nonlocal inside, most
             inside += 1
             most = max(most, inside)
             with contextlib.suppress(threading.BrokenBarrierError):
                 entered.wait(0.1)  # both come here, if they may
             inside -= 1
-            return super().__call__(body)
+            return super().__call__(body, warm)
 
     threads = [threading.Thread(target=Graphs(Slow()).run, args=("key", lambda: ())) for _ in range(2)]
     for thread in threads:
@@ -199,11 +193,11 @@ def test_no_memory_is_given_back_during_a_capture(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "empty_cache", given.set)
 
     class Watched(ScriptedCapture):
-        def __call__(self, body: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        def __call__(self, body: Callable[[], Any], warm: bool = True) -> tuple[Any, Callable[[], None]]:
             threads.append(threading.Thread(target=return_memory, args=(torch.device("cuda"),)))
             threads[0].start()
             early.append(given.wait(0.1))
-            return super().__call__(body)
+            return super().__call__(body, warm)
 
     Graphs(Watched()).run("key", lambda: ())
     threads[0].join(5)
@@ -215,11 +209,11 @@ def test_a_capture_that_fails_once_is_made_again() -> None:
     """Another library in the process may have looked at the device meanwhile."""
 
     class Disturbed(ScriptedCapture):
-        def __call__(self, body: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        def __call__(self, body: Callable[[], Any], warm: bool = True) -> tuple[Any, Callable[[], None]]:
             if self._error is not None:
                 error, self._error = self._error, None
                 raise error
-            return super().__call__(body)
+            return super().__call__(body, warm)
 
     graphs = Graphs(Disturbed(RuntimeError("operation would make the legacy stream depend on a capturing stream")))
     graphs.run("key", lambda: ())

@@ -128,11 +128,11 @@ def test_a_batchs_seconds_are_no_verify_times_but_the_rounds() -> None:
         text = made.for_text()
         text.begin()
         for _ in range(20):
-            text.observe(dataclasses.replace(seen("code", 2, batch=8), target_seconds=50.0))
+            text.observe(seen("code", 2, batch=8)._replace(target_seconds=50.0))
         assert list(made.costs.curve(8)) == before
     shared = EdgePolicy(CostTable(COSTS), NAMES)
     text = shared.for_text()
-    text.observe(dataclasses.replace(seen("code", 2, batch=8), target_seconds=50.0))
+    text.observe(seen("code", 2, batch=8)._replace(target_seconds=50.0))
     assert shared._clock.round_seconds > 50
 
 

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgespec.bench.reporting import merge
-from edgespec.bench.reporting.answers import PLAIN, Answers, Comparison, Part
 from edgespec.bench.reporting.counters import counters, draft_counts, empty_share, parts_exceed_total
 from edgespec.bench.reporting.definitions import DEFINITIONS
 from edgespec.bench.reporting.equality import equality, unstable
+from edgespec.bench.reporting.pairs import Answers, Comparison, Part
 from edgespec.bench.reporting.ratios import Ratios, least, whole
 from edgespec.bench.reporting.series import by_question, memory, regret
 from edgespec.bench.reporting.timeline import timelines
-from edgespec.bench.specbench.folder import RunFolder
+from edgespec.bench.specbench.folder import PLAIN, RunFolder
 from edgespec.bench.summary import BUSY_SHARE, STALE_PROMPT_FACTOR
 
 FORMAT = 1
 _OF_THE_FILE = ("the same file", "the file's")  # how the weights begin that are those of the model's file
 
 
-def figures(folders: Sequence[RunFolder]) -> dict[str, Any]:
+def build(folders: Sequence[RunFolder]) -> dict[str, Any]:
     """The document of these runs: settings, runs, definitions, and one part for each comparison.
 
     Raises ConfigError if the folders do not belong together, or a record holds what cannot be.

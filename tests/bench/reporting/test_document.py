@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench.reporting.figures import figures
+from edgespec.bench.reporting import tables
+from edgespec.bench.reporting.document import build
 from edgespec.bench.specbench.folder import ArmInfo, Record, read_run
 from edgespec.errors import ConfigError
 from tests.support.runs import failed, record, write_run
@@ -19,7 +20,7 @@ QA = {"category": "qa", "task": "qa", "domain": "qa"}
 
 def part_of(path: Path, records: Mapping[str, Iterable[Record]], **settings: Any) -> dict[str, Any]:
     """The one part of a run with these records."""
-    document = figures([read_run(write_run(path / "run", records, **settings))])
+    document = build([read_run(write_run(path / "run", records, **settings))])
     (part,) = document["parts"]
     return part
 
@@ -109,11 +110,17 @@ def test_the_median_is_that_of_a_repeat_which_was_run(tmp_path: Path) -> None:
 def test_the_first_repeat_stands_beside_the_median(tmp_path: Path) -> None:
     plain = [record(q, repeat=repeat) for q in (1, 2) for repeat in range(3)]
     arm = [record(q, repeat=repeat, step=0.005 if repeat else 0.01) for q in (1, 2) for repeat in range(3)]
-    found = part_of(tmp_path, {"plain": plain, "arm": arm})["arms"]["arm"]
+    part = part_of(tmp_path, {"plain": plain, "arm": arm})
+    found = part["arms"]["arm"]
     assert found["speedup"]["value"] == pytest.approx(2)
     assert (found["first_repeat"]["value"], found["first_repeat"]["questions"]) == (pytest.approx(1), 2)
+    assert "1.00 times in the first repeat alone" in tables.headline(part, "arm")
     once = part_of(tmp_path / "2", {"plain": plain[::3], "arm": arm[::3]})["arms"]["arm"]
     assert once["first_repeat"] is None
+    assert "repeat" not in tables.headline({"arms": {"arm": once}}, "arm")
+    told = {count: tables.conditions({"settings": {"repeats": count}, "runs": []}) for count in (1, 3)}
+    assert "policies keep what they learned" in told[3]
+    assert told[1] == "repeats: 1"
 
 
 def test_the_least_task_is_of_two_questions_at_least(tmp_path: Path) -> None:
@@ -335,5 +342,5 @@ def test_numbers_that_cannot_be_are_named(tmp_path: Path, changes: dict[str, Any
     run = read_run(write_run(tmp_path / "run", {"plain": [record(7)]}))
     run.records["plain"][:] = [record(7, **changes)]
     with pytest.raises(ConfigError, match="question 7") as caught:
-        figures([run])
+        build([run])
     assert message in str(caught.value)

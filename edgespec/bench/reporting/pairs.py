@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edgespec.bench.reporting.checks import check
-from edgespec.bench.specbench.folder import ArmInfo, Record, RunFolder
-
-PLAIN = "plain"
+from edgespec.bench.specbench.folder import PLAIN, ArmInfo, Record, RunFolder
 
 Turns = tuple[Record, ...]  # of one question in one repeat, in order
 Beside = tuple[int, int]  # folder and group: who ran beside whom
 Place = tuple[Beside, str]  # and the question
 
 
-class Question(NamedTuple):
+class AskedQuestion(NamedTuple):
     """A question of the run, and what it belongs to."""
 
     order: int
@@ -123,15 +121,15 @@ class Part:
     def __init__(self, runs: Sequence[RunFolder]) -> None:
         self.runs = list(runs)
         self.arms: dict[str, Answers] = {}
-        questions: dict[str, Question] = {}
+        questions: dict[str, AskedQuestion] = {}
         for number, run in enumerate(self.runs):
             for name, info in run.arms.items():
                 known = self.arms.setdefault(name, Answers(name, info))
                 known.info = _together(known.info, info)
                 known.add(number, run.records.get(name, ()))
                 for r in run.records.get(name, ()):
-                    questions[r.question_id] = Question(r.order, r.question_id, r.category, r.domain, r.task)
-        self.questions: list[Question] = sorted(questions.values())
+                    questions[r.question_id] = AskedQuestion(r.order, r.question_id, r.category, r.domain, r.task)
+        self.questions: list[AskedQuestion] = sorted(questions.values())
         if PLAIN in self.arms:  # first, whatever the order it was asked for in
             self.arms = {PLAIN: self.arms.pop(PLAIN), **self.arms}
 

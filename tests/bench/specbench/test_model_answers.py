@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench.specbench.answers import write_answers
 from edgespec.bench.specbench.folder import read_run
+from edgespec.bench.specbench.model_answers import write_answers
 from edgespec.bench.specbench.questions import Question
 from tests.bench.specbench.fakes import FakeTexts, question
 from tests.support.runs import failed, record, write_run

@@ -1,0 +1,32 @@
+"""Working sets over drafts that read real files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.memory.working_set import WorkingSet
+from tests.support.working_sets import FileDraft
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[FileDraft]:
+    return [FileDraft(name, tmp_path / name, MIB + 77, number) for number, name in enumerate("abc", start=1)]
+
+
+@pytest.fixture
+def open_set() -> Iterator[Callable[..., WorkingSet]]:
+    made: list[WorkingSet] = []
+
+    def build(drafts: Any, **options: Any) -> WorkingSet:
+        made.append(WorkingSet(drafts, **{"slots": 2, "watch_seconds": None, **options}))
+        return made[-1]
+
+    yield build
+    for each in made:
+        each.close()
