@@ -17,7 +17,7 @@ import numpy.typing as npt
 from drafts.head_spec import BLOCK, VECTORS, HeadSpec
 from edgespec.errors import DraftError, ModelError
 from edgespec.files import write_bytes
-from edgespec.models.safetensors_file import SafetensorsFile
+from edgespec.models.weights.safetensors_file import SafetensorsFile
 
 FloatArray = npt.NDArray[np.float32]
 FILE_NAME = "head.safetensors"

@@ -20,8 +20,8 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from drafts.head_spec import HeadSpec
-from edgespec.models.onnx_linear import block_product
-from edgespec.models.onnx_writer import MICROSOFT, GraphBuilder
+from edgespec.models.onnx.linear import block_product
+from edgespec.models.onnx.writer import MICROSOFT, GraphBuilder
 
 _ZERO = 128  # of 8-bit blocks as ONNX Runtime takes them
 

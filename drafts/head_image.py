@@ -32,7 +32,7 @@ from drafts.manifest import FileInfo, own_file
 from drafts.reading import PIECE_BYTES, open_to_read, sha256_at_pace
 from edgespec.errors import DraftError, ModelError
 from edgespec.files import write_bytes
-from edgespec.models.graph_version import GRAPH_VERSION
+from edgespec.models.onnx.graph_version import GRAPH_VERSION
 
 if TYPE_CHECKING:
     from edgespec.models.base import Decoder, FloatArray
@@ -281,7 +281,7 @@ def read_image(
 
 def _fill_table(arrays: Arrays, name: str, rows: Callable[[list[int]], FloatArray], control: LoadControl) -> None:
     """Round the target's rows for `vocab` to 8 bits."""
-    from edgespec.models.onnx_linear import quantise_int8
+    from edgespec.models.onnx.linear import quantise_int8
 
     vocab: list[int] = arrays["vocab"].tolist()
     scales = arrays[f"{name}/scale"].reshape(len(vocab), -1)

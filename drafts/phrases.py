@@ -27,7 +27,7 @@ import numpy.typing as npt
 from drafts.base import Choose, Proposal
 from edgespec.errors import DraftError, ModelError
 from edgespec.files import write_bytes
-from edgespec.models.safetensors_file import SafetensorsFile
+from edgespec.models.weights.safetensors_file import SafetensorsFile
 
 if TYPE_CHECKING:
     from drafts.states import HiddenStates

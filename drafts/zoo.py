@@ -331,7 +331,7 @@ def _weights(entry: Entry, manifest: Manifest, target: TargetFacts | None, token
         table = read_phrases(entry, manifest)
         return f"{len(table.keys)} phrases of up to {table.sizes[-1]} tokens"
     from edgespec.models.tokenizer import compare_vocabularies, load_tokenizer
-    from edgespec.models.weights import open_weights
+    from edgespec.models.weights.opening import open_weights
 
     with open_weights(entry.folder) as opened:
         detail = f"{opened.spec.architecture}, {opened.spec.num_layers} layers"

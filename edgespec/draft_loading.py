@@ -30,7 +30,7 @@ from edgespec.loading import (
     usual_gammas,
 )
 from edgespec.models.tokenizer import compare_vocabularies
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 
 if TYPE_CHECKING:
     from drafts.hub_sets import HubSet

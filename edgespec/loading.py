@@ -27,7 +27,7 @@ from edgespec.models.build import CUDA_FORMATS, build_decoder, cuda_works
 from edgespec.models.cpu import usable_threads
 from edgespec.models.footprint import Footprint, footprint, position_bytes
 from edgespec.models.tokenizer import Tokenizer, load_tokenizer
-from edgespec.models.weights import WeightFile, open_weights
+from edgespec.models.weights.opening import WeightFile, open_weights
 from predictor.costs import CostTable
 from predictor.planner import GAMMA_MAX
 

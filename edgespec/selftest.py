@@ -154,8 +154,8 @@ def same_bits(threads: int | None = None) -> dict[str, bool]:
 
     Where they are, speculation is exact in that format too, not only up to near ties.
     """
-    from edgespec.models.onnx_decoder import WEIGHT_FORMATS, OnnxDecoder
-    from edgespec.models.weights import open_weights
+    from edgespec.models.onnx.decoder import WEIGHT_FORMATS, OnnxDecoder
+    from edgespec.models.weights.opening import open_weights
 
     tokens = np.random.default_rng(_SEED).integers(2, _TOKENS, 96).tolist()
     found = {}

@@ -19,7 +19,7 @@ LEAVES = ("edgespec.errors", "edgespec.files")
 MODELS_MAY = ("edgespec.models", "edgespec.kernels", *LEAVES)
 TORCH_MODULES = (
     "predictor.train",
-    "edgespec.models.torch",
+    "edgespec.models.reference",
     "edgespec.models.cuda",
     "edgespec.kernels",
     "edgespec.bench",

@@ -15,7 +15,7 @@ from edgespec.errors import DraftError
 if TYPE_CHECKING:
     from edgespec.models.base import Decoder
     from edgespec.models.tokenizer import Tokenizer
-    from edgespec.models.weights import WeightFile
+    from edgespec.models.weights.opening import WeightFile
 
 KINDS = ("head", "standalone", "phrases")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

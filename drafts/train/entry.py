@@ -8,7 +8,7 @@ from drafts.evaluate import Trajectory
 from drafts.manifest import MANIFEST, Acceptance, Confidence, DataSource, FileInfo, Manifest, TargetBuild, Training
 from drafts.recording import record
 from drafts.train.measure import acceptance
-from edgespec.models.graph_version import GRAPH_VERSION
+from edgespec.models.onnx.graph_version import GRAPH_VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path

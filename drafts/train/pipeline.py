@@ -26,7 +26,7 @@ from drafts.train.fitting import Ranks, ranks
 from drafts.train.phrases import PhraseRecipe
 from drafts.train.prompts import PromptSet, load_prompts
 from edgespec.files import sha256_of, write_text
-from edgespec.models.graph_version import GRAPH_VERSION
+from edgespec.models.onnx.graph_version import GRAPH_VERSION
 
 if TYPE_CHECKING:
     from drafts.train.calibrate import Calibration

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from drafts.train.errors import TrainingError
 from drafts.train.fit import Example, FitConfig, HeadFit
+from edgespec.models.reference.layers import rms_norm, rotate
 from edgespec.models.rope import rotary_tables
 from edgespec.models.spec import ModelSpec
-from edgespec.models.torch_layers import rms_norm, rotate
-from edgespec.models.weights import WeightFile
+from edgespec.models.weights.opening import WeightFile
 
 _CHUNK = 256  # positions whose logits over the whole vocabulary are held at once
 

@@ -97,7 +97,7 @@ class StandaloneRecipe:
         from drafts.standalone import StandaloneDraft
         from edgespec.models.build import build_decoder
         from edgespec.models.tokenizer import load_tokenizer
-        from edgespec.models.weights import open_weights
+        from edgespec.models.weights.opening import open_weights
 
         with open_weights(folder) as weights:
             small = weights.spec.head_dim % 16 != 0  # the CPU engine has no such heads

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgespec.models.reference.layers import LayerWeights, WeightReader, hidden_keys, rms_norm, rotate
 from edgespec.models.rope import rotary_tables
-from edgespec.models.torch_layers import LayerWeights, WeightReader, hidden_keys, rms_norm, rotate
-from edgespec.models.weights import WeightFile
+from edgespec.models.weights.opening import WeightFile
 
 TOP_K = 50  # sampled answers choose among this many
 _PREFILL_TOKENS = 2048  # padded tokens of one prefill pass

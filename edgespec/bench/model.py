@@ -26,7 +26,7 @@ def open_decoder(
     """A decoder for the model at `path`; with `keep`, graphs come from and go to the ordinary cache."""
     from edgespec.catalog import home
     from edgespec.models.build import build_decoder
-    from edgespec.models.weights import open_weights
+    from edgespec.models.weights.opening import open_weights
 
     with open_weights(path) as weights:
         cache_dir = Path(home()) / "graphs" if keep else None
@@ -66,7 +66,7 @@ class PromptEncoder:
     @functools.cached_property
     def stop_ids(self) -> frozenset[int]:
         """Every id that ends an answer, as the engine has it: the model's, the tokenizer's and the template's."""
-        from edgespec.models.weights import open_weights
+        from edgespec.models.weights.opening import open_weights
 
         with open_weights(self._path) as weights:
             ids = {*self.tokenizer.eos_ids, *weights.spec.eos_token_ids}

@@ -16,9 +16,9 @@ from edgespec.cli.terminal import stderr, stdout
 from edgespec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgespec.models.convert import Kind, Wanted
+    from edgespec.models.convert.conversion import Kind, Wanted
     from edgespec.models.tokenizer import Tokenizer
-    from edgespec.models.weights import WeightFile
+    from edgespec.models.weights.opening import WeightFile
 
 HELP = "quantise a model to 4 or 8 bits"
 DESCRIPTION = (
@@ -63,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
     """Convert, print what became of each kind of tensor, and the folder as the last line on stdout."""
     from edgespec import catalog
     from edgespec.loading import tokenizer_of
-    from edgespec.models import convert as conversion
-    from edgespec.models import convert_folder
-    from edgespec.models.weights import open_weights
+    from edgespec.models.convert import conversion
+    from edgespec.models.convert import folder as convert_folder
+    from edgespec.models.weights.opening import open_weights
 
     wanted, shard_bytes = _wanted(args), _bytes(args.shard_size)
     if args.threads is not None and args.threads < 1:
@@ -102,8 +102,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wanted(args: argparse.Namespace) -> Wanted:
-    from edgespec.models.convert import Wanted
-    from edgespec.models.quantised import GROUPS
+    from edgespec.models.convert.conversion import Wanted
+    from edgespec.models.weights.quantised import GROUPS
 
     if args.dtype not in ("int4", "int8"):
         raise ConfigError(f"--dtype {args.dtype!r} is unknown; it is int4 or int8.")
@@ -147,7 +147,7 @@ def _licence(model: str, path: Path, weights: WeightFile) -> str | None:
     """As the model's files say it, else the catalogue or the list of sets, by the model's name on the hub."""
     from drafts import hub_sets
     from edgespec import catalog
-    from edgespec.models.convert_folder import licence_of
+    from edgespec.models.convert.folder import licence_of
 
     said = licence_of(weights)
     if said is not None:

@@ -261,7 +261,7 @@ def _model(args: argparse.Namespace) -> list[Check]:
     from edgespec import catalog
     from edgespec.memory import topology
     from edgespec.models.build import planned_bytes
-    from edgespec.models.weights import open_weights
+    from edgespec.models.weights.opening import open_weights
 
     config = runtime.configured(args)
     name = config.model

@@ -15,7 +15,7 @@ from edgespec.memory import topology
 from edgespec.memory.budget import format_bytes, parse_budget
 from edgespec.memory.plan import DraftNeed, MemoryPlan, Row
 from edgespec.models.footprint import Footprint, footprint
-from edgespec.models.weights import WeightFile, open_weights
+from edgespec.models.weights.opening import WeightFile, open_weights
 from edgespec.serving.memory import ServingNeed, fitted
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from edgespec import catalog
     from edgespec.cli.drafts_train import import_torch, training_target
     from edgespec.config import RuntimeConfig
-    from edgespec.models.weights import open_weights
+    from edgespec.models.weights.opening import open_weights
 
     if args.format not in ("hf", "eagle"):
         raise ConfigError(f"--format {args.format!r} is unknown; it is hf or eagle.")

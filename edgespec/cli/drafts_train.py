@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from drafts.train.config import TrainConfig, TrainTarget
     from drafts.train.pipeline import Result
     from edgespec.models.base import Decoder
-    from edgespec.models.weights import WeightFile
+    from edgespec.models.weights.opening import WeightFile
 
 HELP = "make a draft for a target from prompts"
 DESCRIPTION = (
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     """Train, and print the finished draft's folder (the only line on stdout)."""
     from edgespec import catalog
     from edgespec.config import RuntimeConfig
-    from edgespec.models.weights import open_weights
+    from edgespec.models.weights.opening import open_weights
 
     out = Path(args.out)
     _prepare_torch(args.device, args.threads)

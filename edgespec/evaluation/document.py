@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from drafts.figures import DEFINITIONS, RESAMPLES
 from edgespec.bench.machine import describe
 from edgespec.loading import device_of
-from edgespec.models.graph_version import GRAPH_VERSION
+from edgespec.models.onnx.graph_version import GRAPH_VERSION
 
 if TYPE_CHECKING:
     from drafts.base import Draft

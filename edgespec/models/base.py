@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.models.kv_blocks import Match, PoolStats
+from edgespec.models.kv.blocks import Match, PoolStats
 from edgespec.models.spec import ModelSpec
 
 FloatArray = npt.NDArray[np.float32]

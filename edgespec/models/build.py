@@ -10,8 +10,8 @@ from pathlib import Path
 
 from edgespec.errors import ConfigError
 from edgespec.models.base import Decoder
-from edgespec.models.quantised import Layout
-from edgespec.models.weights import WeightFile
+from edgespec.models.weights.opening import WeightFile
+from edgespec.models.weights.quantised import Layout
 
 DEVICES = ("cpu", "torch", "torch-cpu", "cuda")
 CUDA_FORMATS = ("exact", "float32")
@@ -63,7 +63,7 @@ def build_decoder(
     Raises ConfigError for a device or format that cannot be had here, ModelError for weights that cannot be read.
     """
     if device == "cpu":
-        from edgespec.models.onnx_decoder import OnnxDecoder
+        from edgespec.models.onnx.decoder import OnnxDecoder
 
         return OnnxDecoder(
             weights, weight_format=weight_format, threads=threads, positions=positions, cache_dir=cache_dir
@@ -78,7 +78,7 @@ def build_decoder(
 
             exact = weight_format == "exact"
             return CudaDecoder(weights, dtype="float16" if exact else "float32", positions=positions, keep_blocks=exact)
-        from edgespec.models.torch_decoder import TorchDecoder
+        from edgespec.models.reference.decoder import TorchDecoder
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgespec.errors import ConfigError
 from edgespec.models.build import planned_bytes
 from edgespec.models.spec import ModelSpec
-from edgespec.models.weights import WeightFile
+from edgespec.models.weights.opening import WeightFile
 
 WORKSPACE = 160 << 20  # the interpreter, ONNX Runtime's code and arena, and activations of a prefill chunk (measured)
 # Of a CUDA process before any weight. Assumed: nobody has measured it with this engine. On the GPU, reports of x86

@@ -15,7 +15,7 @@ import tokenizers
 from edgespec.errors import DraftError, ModelError
 from edgespec.files import write_text
 from edgespec.models.byte_level import BYTES_BY_CHARACTER
-from edgespec.models.files import ReadOnlyFile, read_json, refuse_wrong_content
+from edgespec.models.weights.files import ReadOnlyFile, read_json, refuse_wrong_content
 
 _BACKEND_FILE = "tokenizer.json"
 _SETTINGS_FILE = "edgespec_tokenizer.json"
@@ -182,7 +182,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """
     from edgespec.models.tokenizer_gguf import tokenizer_from_gguf
     from edgespec.models.tokenizer_hf import tokenizer_from_folder
-    from edgespec.models.weights import only_gguf
+    from edgespec.models.weights.opening import only_gguf
 
     path = Path(path)
     if path.suffix.lower() == ".safetensors":

@@ -13,8 +13,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from edgespec.errors import ModelError
-from edgespec.models.gguf_file import GGUFFile
 from edgespec.models.tokenizer import Tokenizer, TokenizerSettings, guarded
+from edgespec.models.weights.gguf_file import GGUFFile
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -9,8 +9,8 @@ from typing import Any
 import tokenizers
 
 from edgespec.errors import ModelError
-from edgespec.models.files import MOST_LISTS, ReadOnlyFile, read_json
 from edgespec.models.tokenizer import Tokenizer, TokenizerSettings, load_backend
+from edgespec.models.weights.files import MOST_LISTS, ReadOnlyFile, read_json
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 _MAX_TEMPLATE = 16 << 20

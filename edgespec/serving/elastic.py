@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from edgespec.memory.budget import format_bytes
-from edgespec.models.kv_blocks import PoolStats
+from edgespec.models.kv.blocks import PoolStats
 from edgespec.telemetry.trace import LOADS, NULL_TRACER, NullTracer, Tracer
 
 _log = logging.getLogger(__name__)

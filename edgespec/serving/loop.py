@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from weakref import WeakSet
 
 from edgespec.errors import EdgespecError
-from edgespec.models.kv_blocks import NoRoom
+from edgespec.models.kv.blocks import NoRoom
 from edgespec.serving.active import Active
 from edgespec.serving.batch import BatchRunner, Situation
 from edgespec.serving.queue import RequestQueue, is_due

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgespec.models.kv_blocks import PoolStats
+    from edgespec.models.kv.blocks import PoolStats
     from edgespec.serving.elastic import ElasticEvent
 
 

@@ -11,7 +11,7 @@ from edgespec.bench.peers.base import Recorder
 from edgespec.bench.peers.hf import TransformersPeer, _TokenClock, build_model, hf_config
 from edgespec.errors import ModelError
 from edgespec.models.spec import ModelSpec, RopeSpec
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 from tests.support.tiny import write_tiny
 
 torch = pytest.importorskip("torch")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.models import onnx_cache
 from edgespec.models.build import planned_bytes
-from edgespec.models.weights import open_weights
+from edgespec.models.onnx import cache as onnx_cache
+from edgespec.models.weights.opening import open_weights
 from tests.support.tiny import write_tiny
 
 MIB = 1 << 20

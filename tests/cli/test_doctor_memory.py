@@ -16,7 +16,7 @@ from edgespec.cli.doctor_place import Place
 from edgespec.cli.main import main
 from edgespec.config import RuntimeConfig
 from edgespec.memory.topology import Topology
-from edgespec.models.weights import WeightFile
+from edgespec.models.weights.opening import WeightFile
 from tests.support.draft_sets import write_draft, write_standalone
 from tests.support.phrases import write_phrases
 from tests.support.tiny import write_tiny

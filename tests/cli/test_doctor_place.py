@@ -18,7 +18,7 @@ from edgespec.config import RuntimeConfig
 from edgespec.errors import ConfigError
 from edgespec.models.cuda.decoder import CudaDecoder
 from edgespec.models.footprint import CUDA_CONTEXT, CUDA_PROCESS
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 from edgespec.telemetry.board import detect
 from tests.support import boards
 from tests.support.boards import FakeBoard

@@ -21,8 +21,8 @@ from drafts.head import HeadDraft, HeadSpec, HeadWeights
 from drafts.head_session import HeadSession
 from drafts.states import HiddenStates
 from edgespec.errors import DraftError, ModelError
-from edgespec.models import onnx_linear
 from edgespec.models.base import Decoder
+from edgespec.models.onnx import linear as onnx_linear
 from tests.decoding.test_rollback import _Trip
 from tests.support.engines import ENGINES, load
 from tests.support.head_reference import HeadReference, Step

@@ -18,7 +18,7 @@ from drafts.head_session import HeadSession
 from drafts.load_now import OwnSlot, Unhindered
 from drafts.states import HiddenStates
 from edgespec.errors import DraftError
-from edgespec.models import onnx_linear
+from edgespec.models.onnx import linear as onnx_linear
 from tests.drafts.test_head import BEST, TOKENS, toy, vocab_of
 from tests.support.scripted import ToyDecoder
 from tests.support.tiny_head import load_into, random_head, stored_head, tiny_spec

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from drafts import phrases
 from drafts.phrases import FILE_NAME, PhraseDraft, PhraseTable
 from edgespec.errors import DraftError
-from edgespec.models.files import ReadOnlyFile
+from edgespec.models.weights.files import ReadOnlyFile
 from tests.support.phrases import SOME, table_of
 
 VOCABULARY = 288

@@ -16,7 +16,7 @@ from drafts.zoo import TargetFacts
 from edgespec.errors import DraftError
 from edgespec.models.build import build_decoder
 from edgespec.models.tokenizer import load_tokenizer
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 from tests.support.draft_sets import edit, facts_of, write_draft, write_standalone
 from tests.support.packed import converted
 from tests.support.tiny import write_tiny

@@ -10,7 +10,7 @@ import torch
 
 from edgespec.errors import ModelError
 from edgespec.kernels.weights import QuantisedTorch, can_stack, stacked
-from edgespec.models.gguf_types import dequantize
+from edgespec.models.weights.gguf_types import dequantize
 from tests.kernels.cases import quantised
 
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from edgespec.errors import ModelError
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 from tests.support.packed import SHAPE, converted, write_packed
 from tests.support.tiny import tiny_config, tiny_tensors, write_tiny
 from tests.support.tiny_gguf import write_tiny_gguf

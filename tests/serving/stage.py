@@ -13,7 +13,7 @@ from edgespec.accounts import Account
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation
 from edgespec.decoding.session import DraftStatus
-from edgespec.models.kv_blocks import NoRoom
+from edgespec.models.kv.blocks import NoRoom
 from edgespec.serving.active import Active
 from edgespec.serving.batch import BatchRunner, Situation
 from edgespec.serving.drafters import Drafters

@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.memory.pressure import Limits, PressureMonitor, Reading
 from edgespec.memory.working_set import State, WorkingSet
-from edgespec.models.kv_blocks import BlockPool, PoolStats, Table
+from edgespec.models.kv.blocks import BlockPool, PoolStats, Table
 from edgespec.serving.elastic import ElasticEvent, ElasticMemory
 from edgespec.telemetry.trace import LOADS, Tracer
 from tests.support.loadables import WAIT, Clock, ScriptedDraft

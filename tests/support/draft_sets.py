@@ -10,7 +10,7 @@ from drafts.head import FILE_NAME
 from drafts.manifest import MANIFEST, Acceptance, Confidence, FileInfo, Manifest, TargetBuild
 from drafts.zoo import TargetFacts
 from edgespec.models.tokenizer import load_tokenizer
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 from tests.support.tiny import write_tiny
 from tests.support.tiny_head import tiny_spec, write_head
 

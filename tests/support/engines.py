@@ -11,9 +11,9 @@ import pytest
 
 from edgespec.models.base import Decoder
 from edgespec.models.build import build_decoder
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 
-_NO_ONNX = find_spec("edgespec.models.onnx_decoder") is None or find_spec("onnxruntime") is None
+_NO_ONNX = find_spec("edgespec.models.onnx.decoder") is None or find_spec("onnxruntime") is None
 ENGINES = [
     pytest.param("torch", id="torch"),
     pytest.param("cpu", id="onnx", marks=pytest.mark.skipif(_NO_ONNX, reason="the ONNX engine is not there")),

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from edgespec.models.convert import Kind, Wanted, convert
+from edgespec.models.convert.conversion import Kind, Wanted, convert
 from edgespec.models.tokenizer import load_tokenizer
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 from tests.support.tiny import tiny_config, tiny_tensors, write_tiny
 
 AWQ_PLACES = [0, 2, 4, 6, 1, 3, 5, 7]  # which output of eight each four bits of an integer hold, lowest first

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.models import mapped_memory
 from edgespec.models.base import Decoder
-from edgespec.models.onnx_decoder import OnnxDecoder
+from edgespec.models.onnx import mapped_memory
+from edgespec.models.onnx.decoder import OnnxDecoder
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "max_position_embeddings": 512}
 CONTEXT = 400

@@ -11,8 +11,8 @@ from edgespec.bench.gpu_check.random_models import TINY, RandomWeights, spec
 from edgespec.bench.gpu_check.report import Check
 from edgespec.kernels import ops
 from edgespec.models.cuda.decoder import CudaDecoder
+from edgespec.models.reference.decoder import TorchDecoder
 from edgespec.models.spec import ModelSpec
-from edgespec.models.torch_decoder import TorchDecoder
 
 
 class _Case(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.models.quantised import Layout, QuantisedTensor
 from edgespec.models.spec import ModelSpec, RopeSpec
-from edgespec.models.weights import WeightFile
+from edgespec.models.weights.opening import WeightFile
+from edgespec.models.weights.quantised import Layout, QuantisedTensor
 
 _ROWS_AT_ONCE = 1 << 22  # random bytes that are drawn once; larger tensors repeat them
 

@@ -22,7 +22,7 @@ from edgespec.bench.peers.hf import hf_config
 from edgespec.errors import ModelError
 
 if TYPE_CHECKING:
-    from edgespec.models.weights import WeightFile
+    from edgespec.models.weights.opening import WeightFile
 
 
 def graph_folder(weights: WeightFile) -> Path:
@@ -47,7 +47,7 @@ def write_hf_folder(weights: WeightFile, model: Path, folder: Path) -> None:
 
 def build_graph(model: Path) -> Path:
     """The folder with the 4-bit graph; built on the first call, complete or not there at all."""
-    from edgespec.models.weights import open_weights
+    from edgespec.models.weights.opening import open_weights
 
     with open_weights(model) as weights:
         target = graph_folder(weights)
@@ -77,7 +77,7 @@ class GenaiPeer:
     def __init__(self, model: str, threads: int) -> None:
         import onnxruntime_genai as genai
 
-        from edgespec.models.weights import open_weights
+        from edgespec.models.weights.opening import open_weights
 
         with open_weights(Path(model)) as weights:
             folder = graph_folder(weights)

@@ -29,7 +29,7 @@ def build_model(path: Path) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from edgespec.models.weights import open_weights
+    from edgespec.models.weights.opening import open_weights
 
     with open_weights(path) as weights, torch.no_grad():
         settings = hf_config(weights.spec)

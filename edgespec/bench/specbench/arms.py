@@ -14,7 +14,7 @@ from edgespec.bench.specbench.folder import PLAIN
 from edgespec.config import RuntimeConfig, nearest
 from edgespec.draft_loading import draft_label, sources
 from edgespec.errors import ConfigError
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 from predictor.costs import CostTable
 from predictor.policies import POLICIES, make_policy
 

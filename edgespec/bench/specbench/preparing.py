@@ -103,7 +103,7 @@ class Setup:
         from edgespec.memory.budget import parse_budget
         from edgespec.models.build import planned_bytes
         from edgespec.models.cpu import usable_threads
-        from edgespec.models.weights import open_weights
+        from edgespec.models.weights.opening import open_weights
 
         path = catalog.resolve(config.model, home=config.home)
         facts = loading.target_facts(config)

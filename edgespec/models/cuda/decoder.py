@@ -25,7 +25,7 @@ from edgespec.models.cuda.staging import Staging
 from edgespec.models.cuda.steps import MOST_SEQUENCES, WIDEST, Checked, Steps
 from edgespec.models.cuda.weights import load_model
 from edgespec.models.spec import ModelSpec
-from edgespec.models.weights import WeightFile
+from edgespec.models.weights.opening import WeightFile
 
 PREFILL_PIECE = 256  # tokens of a longer part that run at once, kernel by kernel
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from edgespec.models.base import KVPool
 from edgespec.models.cuda.kv import PagedCache
 from edgespec.models.cuda.memory import return_memory
-from edgespec.models.plain_kv import PlainPool, PlainSequence
+from edgespec.models.kv.plain import PlainPool, PlainSequence
 
 if TYPE_CHECKING:
     from edgespec.models.cuda.decoder import CudaDecoder

@@ -22,7 +22,7 @@ from edgespec.kernels.weights import QuantisedTorch
 from edgespec.models.cuda.decoder import CudaDecoder
 from edgespec.models.cuda.staging import Event, Ring
 from edgespec.models.cuda.weights import load_model
-from edgespec.models.weights import WeightFile
+from edgespec.models.weights.opening import WeightFile
 
 RING_BYTES = 8 << 20  # of a pinned buffer
 RING_BUFFERS = 2  # one is filled while the other one is copied

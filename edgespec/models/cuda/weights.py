@@ -16,7 +16,7 @@ from edgespec.kernels.reference import Weight
 from edgespec.kernels.weights import QuantisedTorch, can_stack, stacked
 from edgespec.models.rope import rotary_tables
 from edgespec.models.spec import ModelSpec
-from edgespec.models.weights import WeightFile
+from edgespec.models.weights.opening import WeightFile
 
 
 @dataclass(frozen=True, slots=True)

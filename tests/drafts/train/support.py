@@ -12,7 +12,7 @@ import torch
 from drafts.train.config import TrainConfig, TrainTarget
 from edgespec.models.build import build_decoder
 from edgespec.models.tokenizer import load_tokenizer
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 from tests.support.tiny import write_tiny
 
 WORDS = ["the", "hen", "an", "inner", "letter", "toll", "order", "ink", "teller", "end", "antler", "tan", "inn", "her"]

@@ -20,7 +20,7 @@ from drafts.train.standalone_recipe import write_checkpoint, write_tokenizer
 from edgespec.models.build import build_decoder
 from edgespec.models.spec import ModelSpec
 from edgespec.models.tokenizer import compare_vocabularies, load_tokenizer
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 from tests.drafts.train.support import quick, records, tiny_target, write_prompts
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -12,7 +12,7 @@ from edgespec.decoding.round import Generation
 from edgespec.decoding.session import Session
 from edgespec.models.cuda.decoder import CudaDecoder
 from edgespec.models.tokenizer import load_tokenizer
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 from predictor.planner import FixedPlanner
 from tests.models.cuda.scripted_capture import ScriptedCapture
 

@@ -13,8 +13,8 @@ from edgespec.errors import ModelError
 from edgespec.models.base import Part
 from edgespec.models.cuda import kv
 from edgespec.models.cuda.decoder import CudaDecoder
-from edgespec.models.torch_decoder import TorchDecoder
-from edgespec.models.weights import open_weights
+from edgespec.models.reference.decoder import TorchDecoder
+from edgespec.models.weights.opening import open_weights
 from tests.models.cuda.scripted_capture import ScriptedCapture
 from tests.support.tiny import write_tiny
 

@@ -12,7 +12,7 @@ import torch
 from edgespec.models.cuda import kv
 from edgespec.models.cuda.decoder import CudaDecoder
 from edgespec.models.cuda.slots import refill
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 from tests.models.cuda.common import TOKENS
 
 pytestmark = [

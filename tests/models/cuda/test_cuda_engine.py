@@ -19,7 +19,7 @@ from edgespec.models import build
 from edgespec.models.cuda import decoder as cuda_decoder
 from edgespec.models.cuda.decoder import CudaDecoder
 from edgespec.models.cuda.graphs import Graphs
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 from tests.models.cuda.scripted_capture import ScriptedCapture
 
 PROMPT = list(range(5, 25))

@@ -16,7 +16,7 @@ from edgespec.models.cuda.footprint import CudaFootprint
 from edgespec.models.cuda.slots import RING_BUFFERS, RING_BYTES
 from edgespec.models.cuda.staging import BUFFERS
 from edgespec.models.footprint import CUDA_CONTEXT, CUDA_PROCESS, footprint
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 from tests.support.packed import converted
 from tests.support.tiny import write_tiny
 

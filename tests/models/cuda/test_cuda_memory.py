@@ -23,9 +23,9 @@ from edgespec.memory.working_set import WorkingSet
 from edgespec.models.cuda.decoder import CudaDecoder
 from edgespec.models.cuda.memory import out_of_memory
 from edgespec.models.cuda.slots import form_of, load_into, refill
-from edgespec.models.quantised import Layout, Mode
 from edgespec.models.tokenizer import load_tokenizer
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
+from edgespec.models.weights.quantised import Layout, Mode
 from predictor.planner import FixedPlanner
 from tests.models.cuda.common import TOKENS, answer, load
 from tests.support.tiny import write_tiny

@@ -17,9 +17,9 @@ from edgespec.decoding.round import Generation
 from edgespec.decoding.session import Session
 from edgespec.errors import ModelError
 from edgespec.models.cuda import looks
+from edgespec.models.reference.decoder import TorchDecoder
 from edgespec.models.tokenizer import load_tokenizer
-from edgespec.models.torch_decoder import TorchDecoder
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 from predictor.planner import FixedPlanner, Plan
 from tests.models.cuda.common import TOKENS, answer, load
 

@@ -16,7 +16,7 @@ from edgespec.models.cuda.decoder import CudaDecoder
 from edgespec.models.cuda.slots import refill
 from edgespec.models.cuda.staging import Staging
 from edgespec.models.cuda.steps import MOST_ROWS
-from edgespec.models.weights import open_weights
+from edgespec.models.weights.opening import open_weights
 from tests.models.cuda.common import TOKENS, load
 from tests.models.cuda.scripted_capture import ScriptedCapture
 

@@ -1,0 +1,256 @@
+"""The CPU engine: a decoder run by ONNX Runtime, with keys and values bound once per sequence.
+
+Rolling back is setting a smaller length: attention reads only the first `length` positions of the buffers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import ConfigError, ModelError
+from edgespec.models.base import FloatArray, ForwardOutput, KVCache, KVPool, Part
+from edgespec.models.batching import check_distinct, one_after_another, reserve_parts
+from edgespec.models.onnx.batch import BatchRunner, Share
+from edgespec.models.onnx.binding import Binding, Outputs
+from edgespec.models.onnx.cache import graph_folder
+from edgespec.models.onnx.rows import TableRows, embedding_rows, head_rows
+from edgespec.models.onnx.session import open_session
+from edgespec.models.rope import rotary_tables
+from edgespec.models.weights.opening import WeightFile
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+WEIGHT_FORMATS = ("exact", "int8", "float32")
+BATCH_SLOTS = (2, 4, 8, 16)
+
+
+class OnnxCache:
+    """Keys and values of one sequence: float32 [1, kv_heads, capacity, head_dim] per layer.
+
+    The buffers span the whole capacity, but the system backs only pages that were written: memory follows `length`.
+    """
+
+    def __init__(self, owner: OnnxDecoder, capacity: int) -> None:
+        spec = owner.spec
+        self.owner = owner
+        self.length: int = 0
+        self.capacity = capacity
+        shape = (1, spec.num_kv_heads, capacity + 1, spec.head_dim)  # one more for the row that pads a single one
+        self.buffers = [_on_demand(shape) for _ in range(2 * spec.num_layers)]
+        self.bindings: dict[bool, Binding] = {}
+        self.outputs = Outputs(spec)
+        self._position_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 4
+
+    @property
+    def nbytes(self) -> int:
+        return self.length * self._position_bytes
+
+    def crop(self, length: int) -> int:
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot crop {self.length} positions to {length}")
+        dropped = self.length - length
+        self.length = length
+        return dropped
+
+    def reserve(self, length: int) -> None:
+        """Nothing to do: pages come as they are written."""
+
+
+class OnnxDecoder:
+    """A `Decoder` on ONNX Runtime's CPU provider.
+
+    weight_format: "exact" keeps the file's own 4- and 8-bit blocks (other types go to 8 bits), "int8" rounds
+    everything to 8 bits, "float32" dequantises. threads: None = the cores this process may use. positions: of the
+    longest sequence, None = the model's maximum. cache_dir: where the converted graph is kept; None = a temporary
+    folder for the life of this object.
+    """
+
+    def __init__(
+        self,
+        weights: WeightFile,
+        *,
+        weight_format: str = "exact",
+        threads: int | None = None,
+        positions: int | None = None,
+        cache_dir: Path | None = None,
+    ) -> None:
+        if weight_format not in WEIGHT_FORMATS:
+            raise ConfigError(f"weight format {weight_format!r} is unknown; use one of {', '.join(WEIGHT_FORMATS)}.")
+        if weights.spec.head_dim % 16:
+            raise ModelError(
+                f"{weights.path}: ONNX Runtime needs a head size that is a multiple of 16, this one is "
+                f"{weights.spec.head_dim}; use --device torch-cpu."
+            )
+        self.spec = weights.spec
+        self.weight_format = weight_format
+        self.positions = min(positions or self.spec.max_positions, self.spec.max_positions)
+        self._lock = threading.Lock()
+        self._caches: weakref.WeakSet[OnnxCache] = weakref.WeakSet()
+        self._pools: weakref.WeakSet[KVPool] = weakref.WeakSet()
+        self._scratch = None if cache_dir else tempfile.TemporaryDirectory(prefix="edgespec-graph-")
+        folder = Path(self._scratch.name) if self._scratch else cache_dir
+        assert folder is not None
+        graph = graph_folder(weights, weight_format, folder)
+        self._session: ort.InferenceSession | None = open_session(graph, threads)
+        self._batch: BatchRunner | None = None
+        self._threads = threads
+        self._graph = graph
+        self._tables: dict[str, TableRows] = {}
+        self.nbytes = (graph / "weights.bin").stat().st_size
+        self._rotary = rotary_tables(self.spec, self.positions + 1)  # one for the row that pads a single one
+
+    def new_cache(self, capacity: int | None = None) -> OnnxCache:
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"a cache needs room for at least one position, not {capacity}")
+        cache = OnnxCache(self, min(capacity or self.positions, self.positions))
+        self._caches.add(cache)
+        return cache
+
+    def new_pool(
+        self, nbytes: int, *, sequences: int = 8, context: int | None = None, most_bytes: int | None = None
+    ) -> KVPool:
+        from edgespec.models.onnx.pools import new_pool
+
+        pool = new_pool(self, self._lock, nbytes, sequences, min(context or self.positions, self.positions), most_bytes)
+        self._pools.add(pool)
+        return pool
+
+    def forward(
+        self, tokens: Sequence[int], cache: KVCache, *, logits: int | None = None, hidden: bool = False
+    ) -> ForwardOutput:
+        cache = self._own(cache)
+        with self._lock:
+            if self._session is None:
+                raise ModelError("the model is closed.")
+            ids, wanted = self._checked(tokens, cache, logits)
+            cache.reserve(cache.length + len(ids))
+            binding = cache.bindings.get(hidden)
+            if binding is None:
+                binding = cache.bindings[hidden] = Binding(self._session, self.spec, cache, self._rotary, hidden)
+            with _as_model_error():
+                output = binding.run(ids, cache.length, wanted)
+            cache.length += len(ids)
+            return output
+
+    @property
+    def batch_slots(self) -> int:
+        batch = self._batch
+        return 1 if batch is None else batch.slots
+
+    def forward_batch(self, parts: Sequence[Part]) -> list[ForwardOutput]:
+        if self._batch is None or len(parts) < 2:  # a single sequence is faster in the graph for one
+            return one_after_another(self, parts)
+        check_distinct(parts)
+        with self._lock:
+            if self._batch is None:
+                raise ModelError("the model is closed.")
+            if len(parts) > self._batch.slots:
+                raise ValueError(f"a batch of {len(parts)} sequences was given, it takes {self._batch.slots}")
+            shares = [self._share(part) for part in parts]
+            reserve_parts(parts)
+            with _as_model_error():
+                outputs = self._batch.run(shares)
+            for share in shares:
+                share.cache.length += len(share.ids)
+                share.cache.outputs.drop()  # of when it ran alone: the batch has rows of its own
+            return outputs
+
+    def prepare_batch(self, slots: int) -> int:
+        if slots not in (1, *BATCH_SLOTS):
+            raise ValueError(f"a batch has {', '.join(map(str, BATCH_SLOTS))} slots, not {slots}")
+        with self._lock:
+            if slots == 1:
+                self._batch = None
+                return 0
+            if self._session is None:
+                raise ModelError("the model is closed.")
+            if self._batch is None or self._batch.slots < slots:
+                self._batch = None  # first give back what a smaller one takes
+                self._batch = BatchRunner(self._graph, self.spec, slots, self._rotary, self._threads)
+            return self._batch.nbytes
+
+    def embed(self, ids: Sequence[int]) -> FloatArray:
+        return self._table("embedding").rows(ids)
+
+    def head_rows(self, ids: Sequence[int]) -> FloatArray:
+        return self._table("embedding" if self.spec.tie_embeddings else "head").rows(ids)
+
+    def _table(self, name: str) -> TableRows:
+        """Rows of the embedding or the head, read from the converted graph: no second copy of it in memory."""
+        table = self._tables.get(name)
+        if table is None:
+            with self._lock:
+                if self._session is None:
+                    raise ModelError("the model is closed.")
+                find = embedding_rows if name == "embedding" else head_rows
+                table = self._tables.setdefault(name, find(self._graph))
+        return table
+
+    def close(self) -> None:
+        for pool in list(self._pools):
+            pool.close()
+        with self._lock:
+            self._session = self._batch = None
+            for table in self._tables.values():
+                table.close()
+            self._tables.clear()
+            for cache in self._caches:
+                cache.bindings.clear()  # each holds the session, and with it the weights
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def _own(self, cache: KVCache) -> OnnxCache:
+        if not isinstance(cache, OnnxCache) or cache.owner is not self:
+            raise ValueError("the cache belongs to another decoder")
+        return cache
+
+    def _share(self, part: Part) -> Share:
+        cache = self._own(part.cache)
+        ids, wanted = self._checked(part.tokens, cache, part.logits)
+        return Share(ids, cache, wanted, part.hidden)
+
+    def _checked(
+        self, tokens: Sequence[int], cache: OnnxCache, logits: int | None
+    ) -> tuple[npt.NDArray[np.int64], int]:
+        """The ids, and how many rows of logits are wanted."""
+        ids = np.asarray(tokens, np.int64)
+        if ids.ndim != 1 or not len(ids):
+            raise ValueError("forward needs at least one token")
+        if ids.min() < 0 or ids.max() >= self.spec.vocab_size:
+            raise ValueError(f"token ids must be in 0..{self.spec.vocab_size - 1}, got {ids.min()}..{ids.max()}")
+        if cache.length + len(ids) > cache.capacity:
+            raise ModelError(f"{cache.length} + {len(ids)} tokens do not fit the context of {cache.capacity}.")
+        wanted = len(ids) if logits is None else logits
+        if not 0 <= wanted <= len(ids):
+            raise ValueError(f"logits of {wanted} positions were asked for, of {len(ids)} tokens")
+        return ids, wanted
+
+
+@contextlib.contextmanager
+def _as_model_error() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # of which ONNX Runtime's own errors are subclasses
+        raise ModelError(f"ONNX Runtime failed: {str(error)[:300]}") from error
+
+
+def _on_demand(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Zeros whose memory is taken page by page, as they are written.
+
+    Not `np.zeros`: numpy asks for huge pages, and one of those spans the whole context of a head.
+    """
+    size = math.prod(shape) * 4
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    return np.frombuffer(mmap.mmap(-1, size, **flags), np.float32).reshape(shape)
