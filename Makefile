@@ -39,10 +39,10 @@ bench: $(VENV)/.bench model  ## install the peers and compare speeds with them (
 
 # A folder of its own for each run: what was measured before is never mixed with what is measured now.
 bench-quick: OUT ?= runs/bench-quick-$(shell date +%Y%m%d-%H%M%S)
-bench-quick: model  ## the whole picture in 10 minutes: policies on 18 questions, with a report (OUT=DIR)
+bench-quick: model  ## policies on 18 questions, with a report: about 4 minutes on 2 idle cores (OUT=DIR; RESUME=1 goes on with OUT)
 	$(BIN)/edgespec bench specbench --questions edgespec/bench/data/questions.jsonl --out $(OUT) \
 	  --policies 'plain,ngram,static:general@3,mab-async,memspec,edgespec' --order interleaved \
-	  --resident 2 --max-new-tokens 80 --repeats 1 --model $(MODEL)
+	  --resident 2 --max-new-tokens 80 --repeats 1 --model $(MODEL) $(if $(RESUME),--resume)
 
 setup: $(VENV)/.installed  ## make .venv and install edgespec with its tools
 

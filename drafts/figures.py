@@ -15,6 +15,7 @@ import numpy.typing as npt
 from drafts.evaluate import FirstToken, Score, calibration_error
 
 RESAMPLES = 4000
+LEAST_FOR_INTERVAL = 5  # prompts: resamples of fewer say next to nothing of others of the kind, and look as if they did
 _LEVELS = (2.5, 97.5)
 
 # What the keys of a figure mean; goes into every result, so that a number never travels without its definition.
@@ -22,7 +23,8 @@ DEFINITIONS = {
     "rounds": "target steps after the first token of each answer, those without a proposal included",
     "accepted_per_round": "accepted draft tokens / rounds (the target's own token of a round is not counted)",
     "tokens_per_round": "tokens / rounds, the target's own token included; the first token of an answer is not counted",
-    "low, high": "95% interval by bootstrap over prompts (resampled prompts, ratio of sums); null below 2 prompts",
+    "low, high": "95% interval by bootstrap over prompts (resampled prompts, ratio of sums); null below "
+    f"{LEAST_FOR_INTERVAL} prompts, and of fewer than about 20 narrower than it ought to be",
     "acceptance_by_position": "share of the tokens at each place of a block that stood, given that all before stood",
     "first_token.share": "share of all positions of the answers (but the first) at which the first token the draft "
     "proposes is the right one; no proposal counts as wrong",
@@ -74,9 +76,9 @@ class Bootstrap:
         return np.divide(top, bottom, out=np.full(len(top), np.nan), where=bottom > 0)
 
     def interval(self, values: npt.NDArray[np.float64]) -> tuple[float | None, float | None]:
-        """The middle 95% of resampled values; (None, None) if they say nothing."""
+        """The middle 95% of resampled values; (None, None) if they say nothing, or are of too few prompts."""
         values = values[np.isfinite(values)]
-        if self.prompts < 2 or not len(values):
+        if self.prompts < LEAST_FOR_INTERVAL or not len(values):
             return None, None
         low, high = np.percentile(values, _LEVELS)
         return float(low), float(high)

@@ -10,11 +10,14 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from drafts.fields import Table
 from drafts.zoo import BUILT_IN
 from edgespec.errors import DraftError
+from edgespec.models.spec import ModelSpec, RopeSpec
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,10 +26,6 @@ else:
 
 SET_FILE = "set.toml"
 FORMAT = 1
-# The blocks of a 4-bit file, unpacked for the engines: scales in float32, rows of the LM head in 8 bits.
-_UNPACKED = 1.12
-_KV_BYTES = 4  # of one number in a cache; the engines keep float32
-_KEPT_FREE = 0.9  # of what is free: the rest of the machine lives too
 _HUB_MODEL = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+\.gguf)?")
 
 
@@ -49,13 +48,12 @@ class Build:
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model of a set. kv_values: numbers that one position adds to its cache. builds: the one to prefer first."""
+    """A model of a set. spec: its sizes, as far as memory depends on them. builds: the one to prefer first."""
 
     name: str
     licence: str
     parameters: int
-    vocab_rows: int
-    kv_values: int
+    spec: ModelSpec
     source: str
     builds: Mapping[str, Build]
     domain: str = ""
@@ -70,8 +68,7 @@ class HubModel:
             name=table.name("name"),
             licence=table.line("licence"),
             parameters=table.whole("parameters", 1, 1 << 44),
-            vocab_rows=table.whole("vocab_rows", 1, 1 << 24),
-            kv_values=table.whole("kv_values", 1, 1 << 30),
+            spec=_spec(table.table("architecture")),
             source=table.line("source"),
             builds=builds,
             domain=table.name("domain") if draft else "",
@@ -86,9 +83,28 @@ class HubModel:
             raise DraftError(f"{self.name} has no build {name!r}; it has {', '.join(self.builds)}")
         return self.builds[name]
 
-    def needs(self, context: int, build: str | None = None) -> int:
-        """About how many bytes it takes in memory, keys and values of one conversation included."""
-        return int(self.build(build).bytes * _UNPACKED) + context * self.kv_values * _KV_BYTES
+
+def _spec(table: Table) -> ModelSpec:
+    """What is not told changes no size."""
+    kind: Any = table.choice("kind", ("llama", "qwen2", "qwen3"))
+    size = partial(table.whole, least=1, most=1 << 24)
+    return ModelSpec(
+        architecture=kind,
+        vocab_size=size("vocab"),
+        hidden_size=size("hidden"),
+        intermediate_size=size("inner"),
+        num_layers=(layers := table.whole("layers", 1, 1 << 10)),
+        num_heads=size("heads"),
+        num_kv_heads=size("kv_heads"),
+        head_dim=size("head"),
+        max_positions=1 << 15,
+        rms_norm_eps=1e-6,
+        rope=RopeSpec(1e6),
+        tie_embeddings=table.truth("tied"),
+        qkv_bias=kind == "qwen2",
+        qk_norm=kind == "qwen3",
+        windows=(None,) * layers,
+    )
 
 
 @dataclass(frozen=True)
@@ -155,7 +171,11 @@ def for_model(model: str) -> HubSet | None:
 
 @dataclass(frozen=True)
 class SetFit:
-    """Whether a set fits a memory, all in bytes. slots: drafts beside the target at once, -1 = not even the target."""
+    """Whether a set fits a memory, all in bytes.
+
+    target: with all that is taken beside it in any case. drafts: a slot for each. room: that there is in all. slots:
+    drafts beside the target at once, -1 = not even the target.
+    """
 
     name: str
     target: int
@@ -178,28 +198,17 @@ class SetFit:
             return (
                 f"{self.name}: the target fits ({need} of {room}), its smallest draft ({least}) does not fit beside it"
             )
-        able = [name for name, nbytes in self.drafts.items() if self.target + nbytes <= self.room]
-        held = str(self.slots) if self.slots < len(able) else "all"
-        return f"{self.name}: fits ({need} of {room} for the target); drafts at once: {held} of {', '.join(able)}"
+        drafts = f"{self.held} of {', '.join(self._able)}"
+        return f"{self.name}: fits ({need} of {room} for the target); drafts at once: {drafts}"
 
+    @property
+    def held(self) -> str:
+        """How many drafts at once, "all" of those of which one fits."""
+        return str(self.slots) if self.slots < len(self._able) else "all"
 
-def fitting(
-    available: int, *, workspace: int, context: int = 2048, sets: Sequence[HubSet] | None = None
-) -> list[SetFit]:
-    """How each set (of its preferred builds) fits into `available` bytes, with `workspace` for the process itself."""
-    room = int(available * _KEPT_FREE) - workspace
-    return [_fit(each, room, context) for each in (hub_sets() if sets is None else sets)]
-
-
-def _fit(each: HubSet, room: int, context: int) -> SetFit:
-    target = each.target.needs(context)
-    drafts = {draft.name: draft.needs(context) for draft in each.drafts}
-    left, slots = room - target, -1 if target > room else 0
-    for nbytes in sorted(drafts.values()) if slots == 0 else ():
-        if nbytes > left:
-            break
-        left, slots = left - nbytes, slots + 1
-    return SetFit(each.name, target, drafts, room, slots)
+    @property
+    def _able(self) -> list[str]:
+        return [name for name, nbytes in self.drafts.items() if self.target + nbytes <= self.room]
 
 
 def _gb(nbytes: int) -> str:

@@ -13,6 +13,7 @@ from weakref import WeakSet
 from drafts.base import Choose, FloatArray, LoadControl, Proposal, Slot
 from drafts.device_proposal import DeviceProposal
 from edgespec.errors import DraftError
+from edgespec.models.batching import wait_for
 
 if TYPE_CHECKING:
     from drafts.states import HiddenStates
@@ -85,6 +86,11 @@ class StandaloneDraft:
     @property
     def files(self) -> tuple[Path, ...]:
         return () if self._checkpoint is None else self._checkpoint.files
+
+    @property
+    def on_device(self) -> bool:
+        """Whether a device makes its blocks, so that the host has time meanwhile."""
+        return hasattr(self.decoder, "guess")
 
     @property
     def loaded(self) -> bool:
@@ -179,7 +185,7 @@ class StandaloneSession:
         if count > 0:
             self._roll_back(tokens)
             begin = len(self._fed)
-            self._forward(tokens[begin : begin + count], logits=0)
+            wait_for(self._forward(tokens[begin : begin + count], logits=0))  # else its launch alone would be timed
             self._agreed = len(self._fed)
         return missing - count
 
@@ -211,12 +217,14 @@ class StandaloneSession:
         temperature = None if guess is None else 0.0 if choose.argmax else choose.temperature
         if decoder is None or guess is None or temperature is None:
             return None
+        since = decoder.stopwatch()  # type: ignore[attr-defined]  # what is read on the way is part of the block's time
         if len(missing) > decoder.most_pending:  # type: ignore[attr-defined]
             self._forward(missing[:-1], logits=0)
             del missing[:-1]
         uniforms = [choose.uniform() for _ in range(gamma)] if temperature else []
         cache = self._cropped(decoder)
-        made = guess(missing, cache, gamma, real=self._draft.rows, temperature=temperature, uniforms=uniforms)
+        options = {"temperature": temperature, "uniforms": uniforms, "since": since}
+        made = guess(missing, cache, gamma, real=self._draft.rows, **options)
         if made is None:
             return None
         self._fed += missing

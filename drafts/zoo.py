@@ -167,14 +167,22 @@ def usable(entry: Entry, target: TargetFacts, *, hashes: bool = True) -> Manifes
     return entry.manifest
 
 
+_verified: dict[tuple[Path, str], tuple[int, ...]] = {}  # files by their sha256, as they were when they had it
+
+
 def verify_file(folder: Path, name: str, manifest: Manifest, control: LoadControl) -> None:
     """Compare one of a draft's files with its manifest, at the pace of a load.
 
-    Raises DraftError, OSError, LoadCancelled.
+    Once in a process: one that nobody has written since is not read again. Raises DraftError, OSError, LoadCancelled.
     """
     path, info = own_file(folder, name), manifest.files[name]
+    status = path.stat()
+    now = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    if _verified.get((path, info.sha256)) == now:
+        return
     if sha256_at_pace(path, info.bytes, memoryview(bytearray(PIECE_BYTES)), control) != info.sha256:
         raise DraftError(f"{path}: has another sha256 than its manifest says; copy or make the draft again")
+    _verified[path, info.sha256] = now
 
 
 def head_spec(manifest: Manifest) -> HeadSpec:

@@ -40,6 +40,7 @@ class Account:
             ranker_seconds=loads.ranker,
             peak_memory_bytes=peak_memory_bytes(),
             energy_joules=None if self._meter is None else self._meter.joules,
+            gpu_load=None if self._meter is None else self._meter.gpu_load,
             device_notes=[] if self._meter is None else list(self._meter.notes.values()),
         )
         return replace(result, stats=stats)

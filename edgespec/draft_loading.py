@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -16,15 +17,16 @@ from drafts.ngram import NgramDraft
 from drafts.standalone import Checkpoint, StandaloneDraft
 from drafts.zoo import Entry
 from edgespec import catalog
-from edgespec.config import RuntimeConfig
+from edgespec.config import RuntimeConfig, nearest
 from edgespec.decoding.session import DraftStatus
-from edgespec.errors import CatalogError, DraftError
+from edgespec.errors import CatalogError, ConfigError, DraftError, EdgespecError, in_words
 from edgespec.loading import (
     Target,
     check_memory,
     decoder_for,
     device_of,
     footprint_of,
+    target_facts,
     threads_of,
     tokenizer_of,
     usual_gammas,
@@ -62,14 +64,19 @@ def load_drafts(
     """All drafts of the configuration, sets expanded. One that cannot be used has its reason in the status.
 
     Of those with weights only manifests and headers are read and lengths are checked; a working set loads them, and
-    plans its slots. What is free is loaded and added to the target's plan.
+    plans its slots. What is free is loaded and added to the target's plan. Where none of those that were named can be
+    used, lookup takes their place: it costs nothing, and is better than plain decoding.
     """
     taken: set[str] = set()
+    useful = False
     for source in sources(config, target.facts):
         loaded = _load(source, config, target, progress, taken)
         if loaded.status.name not in taken:  # ngram, asked for twice
             taken.add(loaded.status.name)
+            useful = useful or loaded.status.active
             yield loaded
+    if taken and not useful:
+        yield LoadedDraft(DraftStatus(NgramDraft()))
 
 
 def load_draft(
@@ -89,6 +96,43 @@ def load_draft(
         several = ", ".join(source if isinstance(source, str) else source.name for source in meant)
         return _failed(name, DraftError(f"{name} is a set of drafts ({several}); name one of them"), None)
     return _load(meant[0], config, target, progress, taken)
+
+
+def check_names(config: RuntimeConfig) -> None:
+    """Refuse a word that no draft, set or model is called by: a misspelling, seen before anything is loaded.
+
+    What has the form of a path or of a hub id is not judged here: a draft that has gone costs speed, and no start.
+    Raises ConfigError with the nearest name that there is.
+    """
+    home = catalog.home(config.home)
+    for name in () if config.drafts == "auto" else config.drafts:
+        if not _may_be(name, home):
+            near = nearest(name, ["auto", "ngram", *_known(config, home)])
+            near += "" if near.endswith("?") else "."
+            source = config.sources.get("drafts", "argument drafts")
+            raise ConfigError(
+                f"there is no draft {name!r} ({source}): {near} Else give the path of one, or a hub id (org/name)"
+            )
+
+
+def _may_be(name: str, home: Path) -> bool:
+    """Whether a draft can be meant by that name."""
+    if name in ("auto", "ngram") or re.search(r"[/\\]|^[.~]|\.(gguf|safetensors)$", name) or os.path.exists(name):
+        return True
+    if catalog.find(name) is not None or hub_sets.find(name) is not None:
+        return True
+    return any(name == each.name or name in (e.name for e in each.entries) for each in zoo.sets(home))
+
+
+def _known(config: RuntimeConfig, home: Path) -> list[str]:
+    """Drafts of the target first, if its headers can be read; else those of all sets."""
+    try:
+        facts = target_facts(config)
+    except (EdgespecError, OSError):
+        facts = None
+    if facts is not None:
+        return [entry.name for entry in zoo.for_target(home, facts.fingerprint, facts.name, model=facts.model)]
+    return list(dict.fromkeys(entry.name for each in zoo.sets(home) for entry in each.entries))
 
 
 def named(name: str, config: RuntimeConfig, facts: TargetFacts) -> list[str | Entry]:
@@ -187,7 +231,7 @@ def _failed(label: str, error: Exception, entry: Entry | None) -> LoadedDraft:
     kind = "standalone" if entry is None or entry.manifest is None else entry.manifest.kind
     status = DraftStatus(_Unusable(label, kind))
     status.failed(error)
-    status.reason = status.reason or f"{type(error).__name__}: {error}"  # loading is not tried again
+    status.reason = status.reason or in_words(error)  # loading is not tried again
     return LoadedDraft(status, entry)
 
 
@@ -215,7 +259,7 @@ def _of_set(label: str, entry: Entry, config: RuntimeConfig, target: Target) -> 
     free = manifest.kind == "phrases"
     own = {f"draft {label}": manifest.nbytes} if free else {}
     if free:
-        check_memory(config, own, target.planned)
+        check_memory(config, own, target.planned, to_come=target.to_come)
     images = catalog.home(config.home) / IMAGES
     draft = zoo.unloaded(entry, target.decoder, target.facts, name=label, threads=threads_of(config), images=images)
     if not free:
@@ -255,7 +299,8 @@ def _standalone(
         size = footprint_of(config, weights)
         tokens = min(target.tokenizer.size, target.facts.vocab_size)
         rows = min(tokens, weights.spec.vocab_size)
-        build = partial(_build, label, path, weights.fingerprint(), positions, rows, config, manifest)
+        known = weights.stamps(), weights.fingerprint()
+        build = partial(_build, label, path, known, positions, rows, config, manifest)
         checkpoint = Checkpoint(
             weights.spec, size.slot(positions), _files(path, manifest), build, size.cache(positions)
         )
@@ -272,7 +317,7 @@ def _files(path: Path, manifest: Manifest | None) -> tuple[Path, ...]:
 def _build(
     label: str,
     path: Path,
-    fingerprint: str,
+    known: tuple[list[tuple[str, int, int]], str],
     positions: int,
     rows: int,
     config: RuntimeConfig,
@@ -280,7 +325,9 @@ def _build(
     slot: Slot,
     control: LoadControl,
 ) -> Decoder:
-    """The decoder of a checkpoint that must still be the one with that fingerprint. rows: of its head that are tokens.
+    """The decoder of a checkpoint, which must still be the one that it was.
+
+    known: the stamps of its files then, and its fingerprint. rows: of its head that are tokens.
 
     On a CUDA device it takes over what the last draft of its form left in `slot`, with its graphs.
     """
@@ -289,11 +336,12 @@ def _build(
             control.checkpoint()
             zoo.verify_file(path, name, manifest, control)
     control.checkpoint()
-    with open_weights(path) as weights:
-        if weights.fingerprint() != fingerprint:
+    with open_weights(path, control.read) as weights:
+        stamps, fingerprint = known
+        if weights.stamps() != stamps and weights.fingerprint() != fingerprint:
             raise DraftError(f"{path}: is another checkpoint than when draft {label} was added; add it again")
         control.checkpoint()
-        anew = partial(decoder_for, config, weights, positions, catalog.home(config.home))
+        anew = partial(decoder_for, config, weights, positions, catalog.home(config.home), control.checkpoint)
         if device_of(config) != "cuda" or not hasattr(slot, "kept"):
             return anew()
         from edgespec.models.cuda.slots import load_into

@@ -18,7 +18,7 @@ from edgespec.decoding.round import Generation
 from edgespec.decoding.session import DraftStatus, Session
 from edgespec.decoding.template import ChatTemplate
 from edgespec.draft_costs import measure_drafts
-from edgespec.draft_loading import load_draft, load_drafts
+from edgespec.draft_loading import check_names, load_draft, load_drafts
 from edgespec.engine_drafts import EngineDrafts
 from edgespec.errors import DraftError, EdgespecError, PromptError
 from edgespec.loading import Target, load_target
@@ -109,7 +109,7 @@ class Engine(ServesMany):
         docs/policies.md. Everything not given comes from `config`, else from
         the configuration file and environment (see `RuntimeConfig`). A draft that cannot be used is reported in
         `drafts` and by one warning; only the target's failure is an error (ModelError, CatalogError, ConfigError,
-        MemoryBudgetError).
+        MemoryBudgetError), and a word that no draft is called by (ConfigError).
         """
         arguments: dict[str, Any] = {
             "model": model,
@@ -124,6 +124,7 @@ class Engine(ServesMany):
             "context": context,
         }
         config = config.replace(**arguments) if config is not None else RuntimeConfig.load(**arguments)
+        check_names(config)
         engine = cls(config, load_target(config, progress), tracer=tracer or NULL_TRACER)
         try:
             for loaded in load_drafts(config, engine._target, progress):
@@ -157,7 +158,7 @@ class Engine(ServesMany):
                 raise DraftError(f"there is no draft {name!r}: there are {', '.join(self._statuses) or 'none'}")
             held, weighty = self._held, self._drafts.weighty(name)
             if status is not None and not (status.active and (not weighty or held is None or held.only(name))):
-                raise DraftError(f"draft {name} cannot be used: it is {self.drafts[name]}")
+                raise DraftError(f"draft {name} cannot be used: it is {self._drafts.why_not(name)}")
             self._chosen = name
             if held is not None and not weighty:
                 held.any()
@@ -262,6 +263,7 @@ class Engine(ServesMany):
 
     def session(self) -> Session:
         """A conversation's state on this engine's target, with all its drafts."""
+        self._check_process()
         if self._closed:
             raise EdgespecError("the engine is closed: make a new one with Engine.from_pretrained")
         return self._session(self._planner())
@@ -289,6 +291,7 @@ class Engine(ServesMany):
         began_ns: int | None = None,
     ) -> Stream:
         """A stream of the answer to `ids` in `session`, under the settings that are in force now."""
+        self._check_process()
         if self._closed:
             raise EdgespecError("the engine is closed: make a new one with Engine.from_pretrained")
         if self._held is not None:

@@ -99,6 +99,17 @@ class EngineDrafts:
         states, no_room = self.held.working_set.states(), self.held.no_room
         return {name: _in_words(status, states.get(name), no_room) for name, status in self.statuses.items()}
 
+    def why_not(self, name: str) -> str:
+        """In words, why a draft cannot be used, after it was waited for."""
+        words = self.in_words()[name]
+        if self.held is None or not self.weighty(name) or words.startswith("failed"):
+            return words
+        if self.held.working_set.lent:
+            return f"{words}, as the memory of drafts holds keys and values while many requests run"
+        if not self.held.working_set.capacity:
+            return f"{words}, as memory is too short to hold drafts"
+        return f"{words}, as it could not be loaded in time"
+
 
 def _in_words(status: DraftStatus, state: DraftState | None, no_room: str) -> str:
     if not status.active or not status.loadable:

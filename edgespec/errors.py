@@ -49,3 +49,10 @@ class DraftError(EdgespecError):
 
 class MemoryBudgetError(EdgespecError):
     """What was asked for does not fit the memory budget or the memory that is free."""
+
+
+def in_words(error: BaseException) -> str:
+    """An error for people: what edgespec raises on purpose says all itself, anything else has its class in front."""
+    if isinstance(error, EdgespecError) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

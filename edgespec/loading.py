@@ -8,9 +8,10 @@ import logging
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+KV, POOL = "KV cache", "KV pool"  # what the plan has for keys and values: of one conversation, of requests at once
 DEFAULT_CONTEXT = 8192  # longer ones have to be asked for: the KV of an unused long context is a promise of memory
 _LEAST_CONTEXT = 512
 _CONTEXT_STEP = 64
@@ -61,6 +63,15 @@ class Target:
     def position_bytes(self) -> int:
         """Bytes of keys and values of one position, in the precision that the engine keeps them in."""
         return int(getattr(self.decoder, "position_bytes", position_bytes(self.decoder.spec)))
+
+    @property
+    def to_come(self) -> int:
+        """Bytes that are planned for keys and values and not taken yet: they are, as texts grow.
+
+        Of an engine that does not say what it holds, all of one conversation's.
+        """
+        planned, held = self.planned.get(KV, 0), getattr(self.decoder, "kv_bytes", None)
+        return planned if held is None else max(0, planned + self.planned.get(POOL, 0) - int(held))
 
     def measure_costs(self) -> None:
         """Time a forward of each width, unless that was done before, here or in an earlier run on this device."""
@@ -104,8 +115,10 @@ def load_target(config: RuntimeConfig, progress: Progress | None) -> Target:
     return Target(decoder, tokenizer, context, _saved_costs(costs_file), costs_file, planned, facts)
 
 
-def decoder_for(config: RuntimeConfig, weights: WeightFile, positions: int, home: Path) -> Decoder:
-    """The engine that `config` asks for, target or draft, for texts of at most `positions`."""
+def decoder_for(
+    config: RuntimeConfig, weights: WeightFile, positions: int, home: Path, pause: Callable[[], None] = lambda: None
+) -> Decoder:
+    """The engine that `config` asks for, target or draft, for texts of at most `positions`; see `build_decoder`."""
     return build_decoder(
         weights,
         device=device_of(config),
@@ -113,6 +126,7 @@ def decoder_for(config: RuntimeConfig, weights: WeightFile, positions: int, home
         threads=threads_of(config),
         positions=positions,
         cache_dir=home / "graphs",
+        pause=pause,
     )
 
 
@@ -140,8 +154,13 @@ def threads_of(config: RuntimeConfig) -> int | None:
     cores = os.cpu_count() or 1
     if config.threads is None or config.threads <= cores:
         return config.threads
-    _log.warning("%d threads on %d cores would slow each other down; %d are used", config.threads, cores, cores)
+    _warn_of_threads(config.threads, cores)
     return cores
+
+
+@cache  # each engine asks, of the target and of every draft
+def _warn_of_threads(threads: int, cores: int) -> None:
+    _log.warning("%d threads on %d cores would slow each other down; %d are used", threads, cores, cores)
 
 
 def device_of(config: RuntimeConfig) -> str:
@@ -163,10 +182,23 @@ def topology_of(config: RuntimeConfig) -> Topology:
 
 
 def prepare_steps(config: RuntimeConfig, decoder: Decoder) -> None:
-    """Let an engine that captures its steps do so now for what rounds usually verify, not within the first of them."""
-    prepare = getattr(decoder, "prepare_steps", None)
-    if prepare is not None:
+    """Let an engine that captures its steps do so now for what rounds usually verify, not within the first of them.
+
+    Where there is no memory for that, it does without.
+    """
+    prepare, give_up = getattr(decoder, "prepare_steps", None), getattr(decoder, "without_graphs", None)
+    if prepare is None:
+        return
+    try:
         prepare(range(1, max(usual_gammas(config), default=0) + 2))
+        return
+    except Exception as error:
+        from edgespec.models.cuda.memory import out_of_memory
+
+        if give_up is None or not out_of_memory(error):
+            raise
+        cause = str(error).partition("\n")[0]
+    give_up(f"there is no memory to capture them ({cause})")  # now: the error holds no tensors any more
 
 
 def usual_gammas(config: RuntimeConfig) -> Sequence[int]:
@@ -197,7 +229,7 @@ def _fitting_context(config: RuntimeConfig, weights: WeightFile) -> tuple[int, d
         gone = 0 if config.memory_budget == "auto" else sum(size.before().values())
         room = min(parse_budget(config.memory_budget, topology) - gone, topology.available_bytes())
         context = fitting_context(config, spec.max_positions, size, room)
-    need = {"target": size.weights, **size.beside(context), "KV cache": size.cache(context)}
+    need = {"target": size.weights, **size.beside(context), KV: size.cache(context)}
     check_memory(config, need, size.before())
     return context, {**size.before(), **need}
 
@@ -218,12 +250,18 @@ def fitting_context(config: RuntimeConfig, longest: int, size: Footprint, room: 
     return int(context)
 
 
-def check_memory(config: RuntimeConfig, need: dict[str, int], before: Mapping[str, int] | None = None) -> None:
-    """Refuse what does not fit beside what was planned before. Of what is free, only the new parts are wanted."""
+def check_memory(
+    config: RuntimeConfig, need: dict[str, int], before: Mapping[str, int] | None = None, *, to_come: int = 0
+) -> None:
+    """Refuse what does not fit beside what was planned before.
+
+    to_come: bytes of what was planned that are not taken yet. Of what is free, they and the new parts are wanted.
+    """
     topology = topology_of(config)
     if config.memory_budget != "auto":  # "auto" is what is free now, of which the parts before hold theirs already
         check_fits({**(before or {}), **need}, parse_budget(config.memory_budget, topology))
-    check_fits(need, parse_budget("auto", topology), topology.available_bytes())
+    promised = {"keys and values to come": to_come} if to_come else {}
+    check_fits({**need, **promised}, parse_budget("auto", topology), topology.available_bytes())
 
 
 def tokenizer_of(path: Path, weights: WeightFile, home: Path) -> Tokenizer:

@@ -1,13 +1,14 @@
-"""From loaded statuses to a working set that is held: how many slots fit, which policy decides, what it remembers."""
+"""From loaded statuses to a working set that is held, with the policy that decides and what it remembers."""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -15,21 +16,19 @@ from weakref import WeakSet
 from drafts.base import Loadable
 from edgespec import catalog
 from edgespec.config import RuntimeConfig
-from edgespec.draft_room import KEPT, Room, kept_bytes
-from edgespec.errors import ConfigError, MemoryBudgetError
-from edgespec.loading import Target, check_memory, topology_of
-from edgespec.memory.budget import parse_budget
-from edgespec.memory.plan import DraftNeed, MemoryPlan
+from edgespec.draft_room import KEPT, Room, kept_bytes, slots_that_fit, why_none
+from edgespec.errors import ConfigError
+from edgespec.loading import Target, topology_of
 from edgespec.memory.pressure import PressureMonitor
 from edgespec.memory.working_set import Lease, WorkingSet, WorkingSetEvent
 from edgespec.policy_memory import PolicyMemory
+from edgespec.rankers import find_ranker
 from edgespec.steering import Scheduler
 from edgespec.telemetry.trace import NullTracer, Tracer
 from predictor.planner import AutoPlanner
 from predictor.policies import LockedPolicy, Policy, make_policy
 
 if TYPE_CHECKING:
-    from drafts.base import Draft
     from drafts.manifest import Manifest
     from edgespec.decoding.session import DraftStatus
     from predictor.ranker import Ranker
@@ -59,53 +58,6 @@ class Loads:
         )
 
 
-def slots_that_fit(config: RuntimeConfig, target: Target, drafts: Sequence[Draft]) -> Room:
-    """How many drafts may be held: what was asked for, else as many as the budget has room for.
-
-    drafts: all of them, loaded or not. Raises MemoryBudgetError with the numbers if as many as were asked for do not
-    fit.
-    """
-    weighty = [draft for draft in drafts if isinstance(draft, Loadable)]
-    if not weighty:
-        return Room()
-    own = {draft.name: kept_bytes(draft, target.sessions) for draft in weighty}
-    topology = topology_of(config)
-    # What is free now, of which the target holds its part already.
-    free = parse_budget("auto", topology) + sum(target.planned.values())
-    budget = free if config.memory_budget == "auto" else parse_budget(config.memory_budget, topology)
-    if config.resident is None:
-        budget = min(budget, free)
-    plan = MemoryPlan(
-        target=sum(target.planned.values()),
-        beside={},
-        context=0,
-        cache=lambda _tokens: 0,
-        drafts=[DraftNeed(draft.name, draft.slot_bytes, own[draft.name]) for draft in weighty],
-        budget=budget,
-        asked=config.resident,
-    )
-    for slots in range(min(plan.slots, len(weighty)), 0, -1):  # what is free changes from one look to the next
-        need = {f"{slots} draft slots": slots * plan.slot_bytes, KEPT: sum(own.values())}
-        try:
-            check_memory(config, need, target.planned)
-        except MemoryBudgetError:
-            if config.resident is not None:
-                raise
-        else:
-            return Room(slots, plan.slot_bytes, need)
-    return Room(0, plan.slot_bytes)
-
-
-def _missing(config: RuntimeConfig, target: Target, drafts: Sequence[Loadable]) -> str:
-    """Why not even the smallest draft fits, with the numbers."""
-    smallest = min(drafts, key=lambda draft: draft.slot_bytes)
-    try:
-        check_memory(config, {f"draft {smallest.name}": smallest.slot_bytes}, target.planned)
-    except MemoryBudgetError as error:
-        return str(error)
-    return "the memory has become short meanwhile"
-
-
 class HeldDrafts:
     """The working set of an engine with what steers it. `close` joins its threads.
 
@@ -133,6 +85,8 @@ class HeldDrafts:
         self._given_up: set[str] = set()
         self.no_room = ""
         held = [status for status in statuses if status.loadable and status.active]
+        if 0 < len(held) < (config.resident or 0):
+            _warn_of_resident(config.resident or 0, len(held))
         self._all = [status.draft for status in statuses if status.active]
         self._room = slots_that_fit(config, target, self._all)
         self.working_set = self._make_set([status.draft for status in held], lent)  # type: ignore[misc]
@@ -140,7 +94,7 @@ class HeldDrafts:
             undo.callback(self.working_set.close)
             slots = self.working_set.slots
             if held and not slots and config.resident != 0 and not self.no_room:
-                self.no_room = _missing(config, target, [status.draft for status in held])  # type: ignore[misc]
+                self.no_room = why_none(config, target, [status.draft for status in held])  # type: ignore[misc]
             if self.no_room:
                 _log.warning("no draft fits, generation goes on without them: %s", self.no_room)
             self.policy = _policy(config, target, [status.name for status in held], slots)
@@ -297,6 +251,11 @@ class HeldDrafts:
         _open.discard(self)
 
 
+@cache  # said once, however often the working set is made again
+def _warn_of_resident(asked: int, there: int) -> None:
+    _log.warning("resident = %d is more than there is to hold (drafts with weights: %d)", asked, there)
+
+
 _open: WeakSet[HeldDrafts] = WeakSet()
 
 
@@ -351,8 +310,7 @@ def hold_drafts(
     # Free drafts say by their level what to expect.
     expected = {name: manifest.expected for name, manifest in weighty.items() if manifest.expected is not None}
     fingerprints = {name: manifest.weights_fingerprint for name, manifest in weighty.items()}
-    targets = dict.fromkeys([target.facts.fingerprint, *(m.target.fingerprint for m in weighty.values())])
-    ranker = _ranker(targets, catalog.home(config.home), fingerprints)
+    ranker = _ranker(target.facts.fingerprint, weighty, catalog.home(config.home))
     held = HeldDrafts(
         config,
         target,
@@ -380,19 +338,8 @@ def _policy(config: RuntimeConfig, target: Target, names: list[str], slots: int)
         raise ConfigError(f"the policy {config.policy!r} cannot work: {error}") from error
 
 
-def _ranker(targets: Iterable[str], home: Path, fingerprints: Mapping[str, str]) -> Ranker | None:
-    """The ranker made for one of these targets (fingerprints of weights) and these drafts: the user's own before the
-    program's. None is no fault: drafts are then chosen by observation."""
-    if not fingerprints:
-        return None
-    from predictor.ranker import ZOO, find
-
-    found, reasons = None, list[str]()
-    for fingerprint in targets:
-        found, more = find([home / "rankers", ZOO], fingerprint, fingerprints)
-        reasons += more
-        if found is not None:
-            break
-    for reason in dict.fromkeys(reasons):
+def _ranker(target: str, manifests: Mapping[str, Manifest], home: Path) -> Ranker | None:
+    found, reasons = find_ranker(target, manifests, home)
+    for reason in reasons:
         _log.warning("%s Drafts are chosen %s", reason, "by another ranker" if found else "by observation alone")
     return found

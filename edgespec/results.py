@@ -59,7 +59,8 @@ class GenerationStats:
     target_seconds: of forwards; where requests shared one, each counts the whole of it.
     catch_up_seconds: in which drafts read what they had missed of the conversation, ahead of a block.
     energy_joules: of the whole board from the begin of the request to its end, prefill included; None where the board
-    does not measure it throughout. device_notes: what slowed the device down meanwhile (heat, current, short memory).
+    does not measure it throughout. gpu_load: 0 to 1, the mean of a look a second; None where it is not told.
+    device_notes: what slowed the device down meanwhile (heat, current, short memory).
     predictor_seconds: planning, learning and features, on the decoding thread. ranker_seconds: beside it.
     """
 
@@ -94,6 +95,7 @@ class GenerationStats:
     bookkeeping_seconds: float = 0.0
     peak_memory_bytes: int = 0
     energy_joules: float | None = None
+    gpu_load: float | None = None
     device_notes: list[str] = field(default_factory=list)
 
     @property

@@ -49,8 +49,8 @@ class _Text:
     """
 
     __slots__ = (
-        "_rows", "accepts", "exposed", "fallbacks", "length", "levels", "limit", "position", "rounds", "seconds",
-        "seen", "share", "trace",
+        "_chances", "_rows", "accepts", "exposed", "fallbacks", "length", "levels", "limit", "position", "rounds",
+        "seconds", "seen", "share", "trace",
     )  # fmt: skip
 
     def __init__(self, world: World, trace: TextTrace) -> None:
@@ -62,6 +62,7 @@ class _Text:
         grounds = [trace.grounds.get(name, always) for name in world.names if name in world.free]
         self.levels: list[tuple[int, ...]] = list(zip(*grounds, trace.lookup_grounds))
         self._rows = {name: row for row, name in enumerate(world.names)}
+        self._chances: dict[int, list[list[float]] | None] = {}  # of this text alone: of a corpus they are gigabytes
         self.position = 1
         self.rounds = self.fallbacks = 0
         self.seconds = self.exposed = 0.0
@@ -76,7 +77,9 @@ class _Text:
     def offered(self, draft: str, gamma: int, floor: float) -> tuple[int, int]:
         """Tokens that the draft offers of `gamma`, and the steps it took: one more where it thought better of it."""
         row = self._rows.get(draft)
-        chances = None if row is None else self.trace.chances(row)
+        if row is not None and row not in self._chances:
+            self._chances[row] = self.trace.chances(row)
+        chances = None if row is None else self._chances[row]
         if chances is None:
             return gamma, gamma
         block = chances[self.position - 1][:gamma]

@@ -67,13 +67,8 @@ class TextTrace:
         """By position and place the chance, by a draft itself, that its block is right so far; None = not recorded."""
         if self.confidences is None:
             return None
-        if row not in self._chances:
-            self._chances[row] = np.cumprod(self.confidences[row] / 255.0, axis=-1).tolist()
-        return self._chances[row]
-
-    @cached_property
-    def _chances(self) -> dict[int, list[list[float]]]:
-        return {}
+        made: list[list[float]] = np.cumprod(self.confidences[row] / 255.0, axis=-1).tolist()
+        return made
 
 
 Rankings = Callable[[TextTrace, int, Mapping[str, float]], Mapping[str, float] | None]

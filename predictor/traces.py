@@ -317,6 +317,8 @@ def _damaged(path: Path, reason: str) -> TraceError:
 
 def _read_index(folder: Path) -> _Index:
     path = folder / INDEX
+    if not path.exists():
+        raise TraceError(f"{folder}: there are no traces (no {INDEX}); give the folder of 'edgespec bench record'")
     content = _read(path, MAX_INDEX)
     try:
         data = json.loads(content)

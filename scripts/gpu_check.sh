@@ -2,11 +2,12 @@
 # Usage: gpu_check.sh [--parts LIST] [--seconds N] [--json FILE] [--device cpu --tiny]
 #
 # Proves the CUDA engine on this machine's first GPU, in under 6 minutes and without downloads: parity with the float32
-# reference, how fast kernels read weights against a copy on the device, steps as graphs and kernel by kernel, the
-# speed-up of speculation, rounds beside a load, five drafts in two slots, and the tests that need a GPU. Prints one
+# reference, texts with drafts against texts without (and the law of sampled ones, and the looks of a round), how fast
+# kernels read weights against a copy on the device, steps as graphs and kernel by kernel, the speed-up of speculation,
+# rounds beside a load, five drafts in two slots, memory against its plan, and the tests that need a GPU. Prints one
 # table and writes a JSON. Models have real shapes and random weights.
 #
-# --parts LIST   some of parity,bandwidth,steps,loading,tests
+# --parts LIST   some of parity,rounds,bandwidth,steps,loading,memory,tests
 # --seconds N    begin no part after so many seconds (default 330)
 # --json FILE    where the JSON goes (default ./gpu_check.json)
 # --device cpu --tiny   only see whether it runs

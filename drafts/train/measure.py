@@ -39,5 +39,6 @@ def acceptance(draft: Draft, trajectories: Sequence[Trajectory], domain: str, *,
     low, high = bootstrap.interval(ratios)
     first = total.hits[0] / total.tries[0] if total.tries and total.tries[0] else 0.0
     mean = total.accepted / total.rounds
-    low, high = mean if low is None else low, mean if high is None else high
+    if low is None or high is None:  # of too few prompts: it may be anything that can be
+        low, high = 0.0, float(GAMMA)
     return Acceptance(round(first, 4), round(mean, 4), round(low, 4), round(high, 4), total.rounds)

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from edgespec.bench import contenders, fidelity, prompts, record_command, report, summary
 from edgespec.bench.extras import POSITION, WIDTHS, Probes, warm_start, warm_start_command
 from edgespec.bench.load import command as load
 from edgespec.bench.machine import command_line, describe, this_command
 from edgespec.bench.model import PromptEncoder, open_decoder
+from edgespec.bench.progress import no_progress, progress
 from edgespec.bench.reporting import command as report_command
 from edgespec.bench.simulation import command as simulate
 from edgespec.bench.specbench import command as specbench
 from edgespec.bench.speed import Plan, Result, Run
 from edgespec.bench.workers import Worker, WorkerFailure
 from edgespec.errors import ConfigError
-
-_log = logging.getLogger(__name__)
 
 FAILED, INTERRUPTED = 1, 130
 PREFILL_TOKENS = 900
@@ -110,35 +106,20 @@ def _add_common(parser: argparse.ArgumentParser, threads: int | None) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run one of them; returns the exit code (1: something in it has an error; 130: interrupted)."""
     if args.bench == "record":
-        return record_command.run(args, _progress)
+        return record_command.run(args, no_progress if args.quiet else progress)
     if args.bench == "report":
         return report_command.run(args)
     if args.bench == "simulate":
-        return simulate.run(args, _progress)
+        return simulate.run(args, progress)
     if args.bench == "load":
-        return load.run(args, _progress)
+        return load.run(args, progress)
     if args.bench == "specbench":
-        return specbench.run(args, _progress)
+        return specbench.run(args, progress)
     try:
         return _speed(args) if args.bench == "speed" else _fidelity(args)
     except KeyboardInterrupt:
         print("interrupted; nothing was written", file=sys.stderr)
         return INTERRUPTED
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """A bar on stderr (nothing if that is no terminal): a function for the text, one for steps done."""
-    console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-
-        def say(text: str) -> None:
-            _log.debug("%s", text)
-            bar.update(task, description=text)
-
-        yield say, lambda n: bar.advance(task, n)
 
 
 def _resolve(model: str) -> Path:
@@ -149,7 +130,7 @@ def _resolve(model: str) -> Path:
 
 def _speed(args: argparse.Namespace) -> int:
     plan = _plan(args)
-    with _progress(plan.steps()) as (say, advance):
+    with progress(plan.steps()) as (say, advance):
         result = Run(plan, lambda c: Worker(c.name, threads=plan.threads), progress=say, step=lambda: advance(1)).run()
         document = speed_document(args, plan, result, say)
     _publish(args, document, report.speed_tables)
@@ -249,7 +230,7 @@ def _fidelity(args: argparse.Namespace) -> int:
     total = sum(map(len, sequences))
     device = "torch-cpu" if args.reference == "torch" else "cpu"
     rows = []
-    with _progress(total * len(formats)) as (say, advance):
+    with progress(total * len(formats)) as (say, advance):
         say("loading the reference")
         reference = open_decoder(model, weight_format="float32", threads=args.threads, device=device)
         try:

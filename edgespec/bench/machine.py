@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ORT_", "GGML_", "EDGE
 
 
 def describe(threads: int) -> dict[str, Any]:
-    """Processor, cores, threads used, memory, system and versions."""
+    """Processor, cores, threads used, memory, system, versions and code."""
     versions: dict[str, str] = {}
     for package in PACKAGES:
         try:
@@ -43,7 +45,24 @@ def describe(threads: int) -> dict[str, Any]:
         "os": platform.platform(),
         "python": platform.python_version(),
         "versions": versions,
+        "code": code_print(),
     }
+
+
+@cache
+def code_print() -> str:
+    """Which code this is, in 12 hex digits: of one version there are many."""
+    import drafts
+    import edgespec
+    import predictor
+
+    made = hashlib.sha256()
+    for package in (drafts, edgespec, predictor):
+        root = Path(str(package.__file__)).parent
+        for file in sorted(root.rglob("*.py")):
+            made.update(f"{package.__name__}/{file.relative_to(root).as_posix()}\n".encode())
+            made.update(file.read_bytes())
+    return made.hexdigest()[:12]
 
 
 def _cpu_name() -> str:
@@ -69,3 +88,9 @@ def command_line(arguments: Sequence[str]) -> str:
 def this_command() -> str:
     """The command line of this process."""
     return command_line(["edgespec", *sys.argv[1:]])
+
+
+def command_to_resume() -> str:
+    """The command line that goes on with what this process began, as one can type it again here."""
+    program = sys.argv[0] if Path(sys.argv[0]).name == "edgespec" else "edgespec"
+    return shlex.join([program, *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])

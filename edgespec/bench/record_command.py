@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.bench.words import are, counted
 from edgespec.errors import ConfigError, DraftError, PromptError
 
 if TYPE_CHECKING:
@@ -220,7 +221,8 @@ def _record_all(
                 recorder.writer.set_costs(recorder.measure(_load_seconds(recorder.drafts)))
     except KeyboardInterrupt:
         kept = len(recorder.writer)
-        stderr().line(f"interrupted; {kept} texts are kept in {recorder.writer.folder}, --resume goes on from there")
+        told = f"{counted(kept, 'text')} {are(kept)} kept in {recorder.writer.folder}"
+        stderr().line(f"interrupted; {told}, --resume goes on from there")
         return INTERRUPTED
     if not len(recorder.writer):
         raise PromptError(f"No prompt could be used. The first: {recorder.skipped[0]}.")
@@ -257,7 +259,7 @@ def _report(args: argparse.Namespace, recorder: Recorder, seconds: float) -> Non
             f", {seconds / made:.2f} s each ({parts['answers'] / made:.2f} answer, {parts['drafts'] / made:.2f} drafts)"
         )
     print(
-        f"{recorder.writer.folder}: {len(recorder.writer)} texts, {made} of them new{each}; "
-        f"{len(recorder.skipped)} prompts skipped",
+        f"{recorder.writer.folder}: {counted(len(recorder.writer), 'text')}, {made} of them new{each}; "
+        f"{counted(len(recorder.skipped), 'prompt')} skipped",
         file=sys.stderr,
     )

@@ -96,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
         _warm_up(engine, dataclasses.replace(params, max_new_tokens=8))
         for domain, prompt in PROMPTS.items():
             output.line()
-            output.line(f"[{domain}] {prompt.splitlines()[0]}")
+            output.line(f"[{domain}] {_question(prompt)}")
+            output.line("answer:", dim=True)
             sides = _both_ways(engine, prompt, params, output)
             if sides is None:
                 return INTERRUPTED
@@ -110,6 +111,12 @@ def run(args: argparse.Namespace) -> int:
     output.line()
     output.line(f"All four: {_ratio(*totals)}.")
     return 0
+
+
+def _question(prompt: str) -> str:
+    """Its first line, and how much of it is not shown."""
+    first, _, rest = prompt.partition("\n")
+    return f"{first} (with a text of {len(rest.split())} words)" if rest.strip() else first
 
 
 def _warm_up(engine: Engine, params: SamplingParams) -> None:

@@ -9,13 +9,22 @@ import platform
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
-from edgespec.cli import doctor_board, doctor_gpu, doctor_place, doctor_storage, options, runtime, show_config
+from edgespec.cli import (
+    doctor_board,
+    doctor_gpu,
+    doctor_place,
+    doctor_proofs,
+    doctor_ranker,
+    doctor_storage,
+    options,
+    runtime,
+    show_config,
+)
 from edgespec.cli.doctor_check import Check, Status
 from edgespec.cli.terminal import stdout
 from edgespec.errors import ConfigError, EdgespecError
@@ -189,7 +198,8 @@ def _torch(args: argparse.Namespace) -> doctor_gpu.TorchFacts | None:
 def _place(args: argparse.Namespace) -> Place | None:
     """Where the engine that is meant would run, None if it cannot: the line "engine" says why."""
     try:
-        return doctor_place.place(runtime.configured(args), board.detect(ROOT), _torch(args), ROOT)
+        found = doctor_place.place(runtime.configured(args), board.detect(ROOT), _torch(args), ROOT)
+        return replace(found, plain=doctor_gpu.plain(PROBES))
     except ConfigError:
         return None
 
@@ -312,6 +322,10 @@ def _drafts(args: argparse.Namespace) -> list[Check]:
     return [Check("drafts", "ok", detail), *bad]
 
 
+def _ranker(args: argparse.Namespace) -> list[Check]:
+    return doctor_ranker.checks(runtime.configured(args))
+
+
 def _memory_plan(args: argparse.Namespace) -> list[Check]:
     """Whether model, context and drafts fit the budget. The plan itself is left in `args` for the table."""
     from edgespec.cli import doctor_memory
@@ -332,30 +346,26 @@ def _memory_plan(args: argparse.Namespace) -> list[Check]:
     return [Check("memory plan", state, doctor_memory.summary(report), advice), *named]
 
 
-def _lossless(args: argparse.Namespace) -> list[Check]:
-    from edgespec import selftest
+def _sets(args: argparse.Namespace) -> list[Check]:
+    """Which sets of models on the hub fit here; nothing is fetched."""
+    from edgespec.cli import doctor_memory
 
-    start = time.perf_counter()
-    result = selftest.run(runtime.engine_class().from_pretrained)
-    seconds = time.perf_counter() - start
-    if result.problem is not None:
-        return [
-            Check("lossless", "fail", result.problem, "Please report this with the output of edgespec doctor --json.")
-        ]
-    detail = f"{result.tokens} tokens equal to plain decoding at every gamma, {result.accepted} drafted ones accepted"
-    return [Check("lossless", "ok", f"{detail} ({seconds:.1f} s)")]
+    place = _place(args)
+    return [] if place is None else [doctor_memory.sets(runtime.configured(args), place)]
+
+
+def _lossless(args: argparse.Namespace) -> list[Check]:
+    return [doctor_proofs.lossless(runtime.engine_class().from_pretrained, _engine_here(args))]
 
 
 def _bits(args: argparse.Namespace) -> list[Check]:
-    from edgespec import selftest
+    return [doctor_proofs.bits(runtime.configured(args).threads, _engine_here(args))]
 
-    differing = [name for name, same in selftest.same_bits(runtime.configured(args).threads).items() if not same]
-    if differing:
-        detail = f"logits of {', '.join(differing)} weights depend on the block length in their last bits here"
-        return [
-            Check("bits", "warn", detail, "Drafts may flip near ties in these formats; use float32 to rule it out.")
-        ]
-    return [Check("bits", "ok", "logits are the same bits for every block length, in every weight format")]
+
+def _engine_here(args: argparse.Namespace) -> doctor_proofs.Engine:
+    """The engine that can be tried out in this process, which runs on no made-up board."""
+    place = _place(args) if ROOT == SYSTEM_ROOT else None
+    return "cuda" if place is not None and place.device == "cuda" else "cpu"
 
 
 CHECKS = (
@@ -373,7 +383,9 @@ CHECKS = (
     _engine,
     _model,
     _drafts,
+    _ranker,
     _memory_plan,
+    _sets,
     _lossless,
     _bits,
 )

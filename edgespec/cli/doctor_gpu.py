@@ -207,12 +207,12 @@ def providers(board: Board, names: tuple[str, ...]) -> list[Check]:
 
 def triton(board: Board, root: Path, probes: Probes) -> list[Check]:
     """Triton, the C compiler and headers for its launcher, and an assembler (ptxas) that knows this chip."""
-    slower = "the plain torch path is used, which is slower"
+    slower = "kernels run in plain torch, which is slower and takes more memory (the plan below counts it)"
     version = probes.version("triton")
     if not version:
         return [finding("triton", "Triton is not installed", slower, _install("triton", board))]
     found = []
-    if not (probes.environment.get("CC") or probes.which("gcc") or probes.which("clang")):
+    if not _compiler(probes):
         found.append(finding("triton", "there is no C compiler for Triton", slower, "sudo apt install gcc"))
     if not probes.headers():
         found.append(
@@ -220,6 +220,15 @@ def triton(board: Board, root: Path, probes: Probes) -> list[Check]:
         )
     found.extend(_ptxas(board, root, probes.environment, slower))
     return found or [Check("triton", "ok", version)]
+
+
+def _compiler(probes: Probes) -> bool:
+    return bool(probes.environment.get("CC") or probes.which("gcc") or probes.which("clang"))
+
+
+def plain(probes: Probes) -> bool:
+    """Whether Triton cannot compile anything here, as far as that shows before it tries."""
+    return not (probes.version("triton") and _compiler(probes) and probes.headers())
 
 
 def _ptxas(board: Board, root: Path, environment: Mapping[str, str], slower: str) -> list[Check]:

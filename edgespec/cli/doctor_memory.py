@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edgespec import catalog, loading
+from edgespec.cli.doctor_check import Check
 from edgespec.cli.doctor_place import MEMORY, Place, of_engine
 from edgespec.cli.terminal import Output
 from edgespec.draft_loading import sources
@@ -16,9 +18,12 @@ from edgespec.memory.budget import format_bytes, parse_budget
 from edgespec.memory.plan import DraftNeed, MemoryPlan, Row
 from edgespec.models.footprint import Footprint, footprint
 from edgespec.models.weights.opening import WeightFile, open_weights
+from edgespec.models.weights.safetensors_file import FLOAT_TYPES
 from edgespec.serving.memory import ServingNeed, fitted
+from edgespec.set_fits import fitting
 
 if TYPE_CHECKING:
+    from drafts.hub_sets import SetFit
     from drafts.zoo import Entry, TargetFacts
     from edgespec.config import RuntimeConfig
 
@@ -57,7 +62,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan with what it was made from. notes: drafts that are not in it, and why.
+    """A plan with what it was made from. notes: drafts that are not in it. hints: what would make the model smaller.
 
     host: bytes of the host's memory by what takes them, where the plan is of the GPU's own.
     """
@@ -68,6 +73,7 @@ class PlanReport:
     host: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     serving: Serving | None = None
+    hints: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         plan, there = self.plan, self.topology
@@ -83,7 +89,7 @@ class PlanReport:
             "host_bytes": dict(self.host),
             "fits": plan.fits,
             "serving": None if self.serving is None else [_row(row) for row in self.serving.rows()],
-            "advice": plan.advice() + ([] if self.serving is None else self.serving.advice()),
+            "advice": [*plan.advice(), *([] if self.serving is None else self.serving.advice()), *self.hints],
             "notes": list(self.notes),
         }
 
@@ -101,16 +107,38 @@ def plan_of(config: RuntimeConfig, place: Place | None = None) -> PlanReport | N
     there = place.topology
     with open_weights(path) as weights:
         spec, size = weights.spec, planner.footprint(weights)
-        gone = sum(size.before().values())
-        free = there.available_bytes() + (gone if place.started else 0)
-        budget = parse_budget(config.memory_budget, there)
-        budget = min(budget + (gone if place.started and config.memory_budget == "auto" else 0), free)
+        gone, budget = sum(size.before().values()), _budget(config, place, size)
         context = config.context or loading.fitting_context(config, spec.max_positions, size, budget - gone)
         needs, notes = planner.needs(facts, context, spec.tie_embeddings)
+        hints = planner.hints(weights)
     beside = {**size.before(), **size.beside(context)}
     plan = MemoryPlan(size.weights, beside, context, size.cache, needs, budget, config.resident)
     serving = _serving(config.replace(device=place.device), plan, size.position)
-    return PlanReport(plan, there, there.available_bytes(), planner.host(size, plan), tuple(notes), serving)
+    return PlanReport(plan, there, there.available_bytes(), planner.host(size, plan), tuple(notes), serving, hints)
+
+
+def set_fits(config: RuntimeConfig, place: Place | None = None) -> list[SetFit]:
+    """How the sets of models on the hub fit, with the engine of `place` (None: as in `plan_of`)."""
+    there = place or of_engine(config)
+    return fitting(_Planner(config, there).footprint, lambda size: _budget(config, there, size))
+
+
+def sets(config: RuntimeConfig, place: Place) -> Check:
+    """The same as a line of the report."""
+    found = set_fits(config, place)
+    good = [f"{fit.name} ({fit.held} drafts at once)" for fit in found if fit.fits]
+    alone = [f"{fit.name} (without drafts)" for fit in found if not fit.slots]
+    short = [fit.name for fit in found if fit.slots < 0]
+    groups = {"fit now": [*good, *alone], "do not": short}
+    detail = "; ".join(f"{words}: {', '.join(names)}" for words, names in groups.items() if names)
+    return Check("sets", "ok", f"{detail}; edgespec drafts pull lists them")
+
+
+def _budget(config: RuntimeConfig, place: Place, size: Footprint) -> int:
+    """Bytes that may be used, with those that the engine's library has taken already where it was started."""
+    gone = sum(size.before().values()) if place.started else 0
+    budget = parse_budget(config.memory_budget, place.topology)
+    return min(budget + (gone if config.memory_budget == "auto" else 0), place.topology.available_bytes() + gone)
 
 
 def _serving(config: RuntimeConfig, plan: MemoryPlan, position: int) -> Serving | None:
@@ -129,11 +157,23 @@ class _Planner:
     def __init__(self, config: RuntimeConfig, place: Place) -> None:
         self._config = config
         self._device = place.device
-        self._kind = place.topology.kind
+        self._kind, self._plain = place.topology.kind, place.plain
 
     def footprint(self, weights: WeightFile) -> Footprint:
-        unified = self._kind == "unified"
-        return footprint(weights, self._device, self._config.weight_format, unified=unified)
+        unified, weight_format = self._kind == "unified", self._config.weight_format
+        return footprint(weights, self._device, weight_format, unified=unified, plain=self._plain)
+
+    def hints(self, weights: WeightFile) -> tuple[str, ...]:
+        """About matrices that the file has in few bits, and the GPU's engine can only keep as float16."""
+        if self._device != "cuda" or self._config.weight_format != "exact":
+            return ()
+        matrices = [name for name in weights.names() if len(weights.shape(name)) == 2 and weights.layout(name) is None]
+        wide = [name for name in matrices if weights.kind(name) not in FLOAT_TYPES]
+        if not wide:
+            return ()
+        taken = format_bytes(sum(2 * math.prod(weights.shape(name)) for name in wide))
+        kinds = ", ".join(sorted({weights.kind(name) for name in wide}))
+        return (f"{taken} of it are float16: the GPU's engine has no {kinds}; edgespec convert makes that 4 or 8 bits",)
 
     def host(self, size: Footprint, plan: MemoryPlan) -> dict[str, int]:
         """What lies in the host's memory, where the GPU has its own."""
@@ -250,6 +290,7 @@ def show(report: PlanReport, output: Output) -> None:
 
 def _remarks(report: PlanReport) -> Iterator[str]:
     """What the tables do not say of themselves."""
+    yield from report.hints
     heads = any(draft.slot and draft.always for draft in report.plan.drafts)
     if heads:
         yield (

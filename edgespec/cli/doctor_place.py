@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec import loading
 from edgespec.cli.doctor_gpu import TorchFacts, problem_of
 from edgespec.errors import ConfigError
 from edgespec.memory import topology
-from edgespec.models.build import CUDA_FORMATS
 from edgespec.telemetry.board import Board
 
 if TYPE_CHECKING:
@@ -25,15 +23,21 @@ MEMORY = {
 
 @dataclass(frozen=True)
 class Place:
-    """device: the engine's name. started: what the device's library takes for itself is gone from what is free."""
+    """device: the engine's name. started: what the device's library takes for itself is gone from what is free.
+
+    plain: kernels cannot be compiled there, None = as it is in this process.
+    """
 
     device: str
     topology: topology.Topology
     started: bool = False
+    plain: bool | None = None
 
 
 def of_engine(config: RuntimeConfig) -> Place:
     """Of the engine that would be loaded in this process."""
+    from edgespec import loading  # imports numpy, which a command line that only parses must not
+
     device = loading.device_of(config)
     return Place(device, loading.topology_of(config), device == "cuda")
 
@@ -43,6 +47,8 @@ def place(config: RuntimeConfig, board: Board, facts: TorchFacts | None, root: P
 
     Raises ConfigError where the GPU's engine is asked for and cannot run.
     """
+    from edgespec.models.build import CUDA_FORMATS
+
     problem = "torch is not installed, or there is no GPU" if facts is None else problem_of(board, facts)
     device = config.device
     if device == "auto":

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from drafts.zoo import DraftSet, Entry, TargetFacts
     from edgespec.config import RuntimeConfig
 
+_MOST_SOURCES = 12  # of the data that a draft was trained on
 HELP = "list, show, verify, pull, train, evaluate and export drafts"
 WRONG, USAGE = 1, 2
 LATER = {
@@ -128,6 +129,8 @@ def find(name: str, found: Sequence[DraftSet]) -> list[Entry]:
     if not entries:
         from edgespec.config import nearest
 
+        if name == "ngram":
+            raise DraftError("ngram looks the next words up in the conversation itself: it has no files to show")
         known = sorted({entry.name for each in found for entry in each.entries})
         hint = nearest(name, known) if known else "no draft set is on this machine"
         raise DraftError(f"there is no draft {name!r}: {hint}")
@@ -273,7 +276,11 @@ def _origin(entry: Entry) -> list[tuple[str, str]]:
         start = f", from {t.start}" if t.start else ""
         detail = f"{t.tokens} tokens, {t.updates} updates, {t.seconds:.0f} s, seed {t.seed}{start}"
         rows += [("trained", f"{detail} ({versions})" if versions else detail), ("command", t.command)]
-    return rows + [("data", f"{d.source}: {d.prompts} prompts, {d.licence}") for d in entry.manifest.data]
+    sources = sorted(entry.manifest.data, key=lambda d: -d.prompts)
+    rows += [("data", f"{d.source}: {d.prompts} prompts, {d.licence}") for d in sources[:_MOST_SOURCES]]
+    rest = sources[_MOST_SOURCES:]
+    more = f"and {len(rest)} more sources of {sum(d.prompts for d in rest)} prompts (--json has them all)"
+    return [*rows, ("data", more)] if rest else rows
 
 
 def _aligned(rows: Sequence[tuple[str, str]]) -> list[str]:

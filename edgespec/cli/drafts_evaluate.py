@@ -32,6 +32,7 @@ FAILED, INTERRUPTED = 1, 130
 TABLE_WIDTH = 120  # where the output is no terminal
 REFERENCE = "general"  # what others are compared with if it is there
 MOST_GAMMA = 64
+DOCUMENT, PICTURE = "evaluation.json", "heatmap.png"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -221,7 +222,7 @@ def _refuse_without_drafts(config: RuntimeConfig, failed: Sequence[dict[str, Any
 
 
 def _run_all(evaluation: Evaluation, items: Sequence[Item], *, quiet: bool) -> None:
-    """Every prompt, with a bar and the time that is left on a terminal."""
+    """Every prompt, with a bar and the time that is left on a terminal, and a line now and then elsewhere."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -232,6 +233,8 @@ def _run_all(evaluation: Evaluation, items: Sequence[Item], *, quiet: bool) -> N
         TimeRemainingColumn,
     )
 
+    from edgespec.bench.progress import Lines
+
     console = Console(stderr=True)
     columns = (
         BarColumn(),
@@ -241,8 +244,14 @@ def _run_all(evaluation: Evaluation, items: Sequence[Item], *, quiet: bool) -> N
         TimeRemainingColumn(elapsed_when_finished=False),
         TextColumn("{task.description}", markup=False),
     )
-    off = quiet or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=off, speed_estimate_period=600) as bar:
+    if quiet or not console.is_terminal:
+        lines = Lines(len(items), None if quiet else sys.stderr)
+        for item in items:
+            lines.say(f"{item.domain} {item.name}")
+            evaluation.add(item)
+            lines.advance(1)
+        return
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=600) as bar:
         task = bar.add_task("", total=len(items))
         for item in items:
             bar.update(task, description=f"{item.domain} {item.name}"[:40])
@@ -257,23 +266,27 @@ def publish(document: dict[str, Any], args: argparse.Namespace, out: Path | None
     from edgespec.evaluation.report import tables
 
     text = json.dumps(document, indent=1, allow_nan=False)
-    if out is not None:
-        _write_files(document, text, out)
+    written = [] if out is None else _write_files(document, text, out)
     if args.json:
         stdout().line(text)
     elif sys.stdout is not None:
         console = Console()
         tables(document, console if console.is_terminal else Console(width=TABLE_WIDTH))
+    if written and not args.quiet:
+        stderr().line(f"{out} has {' and '.join(written)}")
 
 
-def _write_files(document: dict[str, Any], text: str, out: Path) -> None:
+def _write_files(document: dict[str, Any], text: str, out: Path) -> list[str]:
+    """Their names. Raises ConfigError."""
     from drafts.heatmap import available, draw
     from edgespec.evaluation.report import shown_gamma
     from edgespec.files import write_text
 
     try:
-        write_text(out / "evaluation.json", text + "\n")
-        if available() and any(cell["draft"] != "plain" for cell in document["cells"]):
-            draw(document, shown_gamma(document["parameters"]["gammas"]), out / "heatmap.png")
+        write_text(out / DOCUMENT, text + "\n")
+        if not available() or all(cell["draft"] == "plain" for cell in document["cells"]):
+            return [DOCUMENT]
+        draw(document, shown_gamma(document["parameters"]["gammas"]), out / PICTURE)
+        return [DOCUMENT, PICTURE]
     except OSError as error:
         raise ConfigError(f"The results cannot be written to {out}: {error.strerror or error}.") from error

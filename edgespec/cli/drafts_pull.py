@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from edgespec.config import nearest
 
     if args.set is None:
-        return _list(hub_sets.hub_sets(), as_json=args.json)
+        return _list(hub_sets.hub_sets(), configured(args), as_json=args.json)
     found = hub_sets.find(args.set)
     if found is None:
         known = nearest(args.set.lower(), [each.name for each in hub_sets.hub_sets()])
@@ -122,11 +122,11 @@ def _fetch(model: HubModel, build: Build, config: RuntimeConfig, args: argparse.
     return row
 
 
-def _list(found: Sequence[HubSet], *, as_json: bool) -> int:
+def _list(found: Sequence[HubSet], config: RuntimeConfig, *, as_json: bool) -> int:
     """All sets, and whether each fits what is free on this machine now."""
-    from edgespec.set_fits import sets_here
+    from edgespec.cli.doctor_memory import set_fits
 
-    fits = {fit.name: fit for fit in sets_here()}
+    fits = {fit.name: fit for fit in set_fits(config)}
     if as_json:
         rows = [{**_summary(each), "fits": fits[each.name].fits, "fit": fits[each.name].text} for each in found]
         stdout().line(json.dumps({"sets": rows}))

@@ -27,7 +27,9 @@ def tables(document: Mapping[str, Any], console: Console) -> None:
     def say(text: str, **style: Any) -> None:
         console.print(text, highlight=False, markup=False, **style)
 
-    say(f"{document['texts']} texts that the ranker has not seen; drafts: {', '.join(document['drafts'])}")
+    seen = document.get("texts_it_has_seen", 0)
+    left_out = f", {seen} that it was made with are left out" if seen else ""
+    say(f"{document['texts']} texts that the ranker has not seen{left_out}; drafts: {', '.join(document['drafts'])}")
     groups: dict[str, Mapping[str, Any]] = {
         "By domain": {**document["by_domain"], "all": document["all"]},
         "By what the ranker sees": document["inputs"],

@@ -47,7 +47,7 @@ def gamma_text(stats: GenerationStats) -> str:
 def status_line(result: GenerationResult, memory_bytes: int, held: str = "") -> str:
     """The line under an answer: draft, gamma, accepted %, tokens per round, tokens/s, working set, loads, memory.
 
-    Where it is measured, energy; and what slowed the device down meanwhile.
+    Where they are measured, energy and the load of the GPU; and what slowed the device down meanwhile.
     held: the working set in words, "" where all drafts are held.
     """
     stats = result.stats
@@ -65,6 +65,8 @@ def status_line(result: GenerationResult, memory_bytes: int, held: str = "") -> 
     parts.append(size(memory_bytes))
     if stats.energy_joules is not None:
         parts.append(_energy(stats))
+    if stats.gpu_load is not None:
+        parts.append(f"GPU {stats.gpu_load:.0%} busy")
     parts.extend(stats.device_notes)
     if result.finish_reason == "cancelled":
         parts.append("stopped by you")
@@ -110,6 +112,8 @@ def details(stats: GenerationStats) -> list[str]:
     ]
     if stats.energy_joules is not None:
         rows.append(("energy", f"{_energy(stats)} (the whole board, prefill included)"))
+    if stats.gpu_load is not None:
+        rows.append(("GPU", f"{stats.gpu_load:.0%} busy, mean of a look a second"))
     rows.extend(("device", note) for note in stats.device_notes)
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {value}" for name, value in rows]

@@ -34,9 +34,13 @@ def configured(args: argparse.Namespace) -> RuntimeConfig:
 @contextmanager
 def open_engine(args: argparse.Namespace, config: RuntimeConfig) -> Iterator[Engine]:
     """The engine of `config`, closed at the end. The trace of --trace is written even if the request failed."""
+    from edgespec.config import DEFAULT_POLICY
     from edgespec.telemetry.trace import NULL_TRACER, Tracer
 
     tracer: Any = NULL_TRACER
+    if config.gamma != "auto" and config.policy != DEFAULT_POLICY and not args.quiet:
+        unused = f"with a fixed gamma no policy is asked, so that {config.policy} changes nothing"
+        stderr().line(f"mind: {unused}; leave --gamma out to use it")
     with ExitStack() as stack:
         if args.trace is not None:
             _check_writable(args.trace)

@@ -122,7 +122,10 @@ def server_settings(args: argparse.Namespace, defaults: dict[str, Any], clients:
 
     given = {name: getattr(args, name) for _flag, name, *_ in _LIMITS if getattr(args, name) is not None}
     if "body_bytes" in given:
-        given["body_bytes"] = parse_bytes(given["body_bytes"], None)
+        try:
+            given["body_bytes"] = parse_bytes(given["body_bytes"], None)
+        except ConfigError as error:
+            raise ConfigError(f"--max-body {args.body_bytes!r}: give bytes, or a form such as 2MiB or 800kB") from error
     given.setdefault("connections", max(Limits.connections, clients))
     return ServerSettings(
         host=args.host,

@@ -35,6 +35,39 @@ class Shadow(NamedTuple):
         return min(right + 1, comparable), right
 
 
+class Guessed(NamedTuple):
+    """What drafts did in a round. unread: tokens that the planned one had not seen before.
+
+    planned, drafted: `perf_counter_ns()` before the planned draft guessed, and after it had.
+    """
+
+    proposal: Proposal
+    shadows: list[Shadow]
+    unread: int
+    planned: int
+    drafted: int
+
+
+def guess(
+    session: Session, plan: Plan, compared: Sequence[Candidate], choose: Choose, pipeline: LogitsPipeline
+) -> Guessed:
+    """Let the planned draft guess, and those that are only compared.
+
+    These come first, but for lookup beside a block that a device makes: the host has nothing else to do until then.
+    """
+    beside: list[Candidate] = []
+    if plan.draft is not None and getattr(session.statuses[plan.draft].draft, "on_device", False):
+        beside = [candidate for candidate in compared if candidate.free]
+    shadows = guess_shadows(session, [candidate for candidate in compared if candidate not in beside], choose)
+    planned = perf_counter_ns()
+    unread, proposal = 0, Proposal()
+    if plan.draft is not None:
+        unread = session.unread(plan.draft)
+        proposal = propose(session, plan, choose, pipeline)
+    drafted = perf_counter_ns()
+    return Guessed(proposal, shadows + guess_shadows(session, beside, choose), unread, planned, drafted)
+
+
 def propose(session: Session, plan: Plan, choose: Choose, pipeline: LogitsPipeline) -> Proposal:
     """The planned draft's guesses, cleaned; nothing if it fails. What the target takes from the device stays there."""
     name = plan.draft

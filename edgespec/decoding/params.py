@@ -7,12 +7,14 @@ import difflib
 import math
 import numbers
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.errors import ParameterError
 
 GREEDY_BELOW = 1e-6  # temperatures under this are greedy: dividing by them only turns rounding into randomness
+_MOST_ID = (1 << 31) - 1  # no vocabulary has more tokens, and larger numbers fit no array
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,11 @@ class SamplingParams:
         put(self, "stop", _stops(self.stop))
         put(self, "stop_token_ids", _ids(self.stop_token_ids))
         if not isinstance(self.ignore_eos, bool):
-            raise _wrong("ignore_eos", self.ignore_eos, "True or False")
+            raise wrong("ignore_eos", self.ignore_eos, "True or False")
         put(self, "min_new_tokens", _integer("min_new_tokens", self.min_new_tokens, 0))
         if self.min_new_tokens > self.max_new_tokens:
-            raise _wrong("min_new_tokens", self.min_new_tokens, f"at most max_new_tokens ({self.max_new_tokens})")
+            most = f"at most max_new_tokens ({_shown(self.max_new_tokens)})"
+            raise wrong("min_new_tokens", self.min_new_tokens, most)
         if self.seed is not None:
             put(self, "seed", _integer("seed", self.seed, 0, "None, or an integer >= 0"))
         if self.logprobs is not None:
@@ -91,35 +94,47 @@ class SamplingParams:
         values = dict(values)
         bias = values.get("logit_bias")
         if isinstance(bias, Mapping):  # JSON and TOML have string keys only
-            values["logit_bias"] = {int(k) if isinstance(k, str) and k.isdecimal() else k: v for k, v in bias.items()}
+            values["logit_bias"] = {int(k) if _spells_id(k) else k: v for k, v in bias.items()}
         return cls(**values)
 
 
-def _wrong(name: str, value: object, allowed: str) -> ParameterError:
-    shown = repr(value)
-    return ParameterError(f"{name} is {shown if len(shown) <= 80 else shown[:77] + '...'}; allowed: {allowed}.")
+def wrong(name: str, value: object, allowed: str) -> ParameterError:
+    """The error for a value that is not allowed."""
+    return ParameterError(f"{name} is {_shown(value)}; allowed: {allowed}.")
+
+
+def _shown(value: object) -> str:
+    """The beginning of it."""
+    try:
+        shown = repr(value)
+    except ValueError:  # whole numbers of more than 4300 digits are not written out
+        return "something of too many digits"
+    return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
 def _integer(name: str, value: Any, low: int, allowed: str | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
-        raise _wrong(name, value, allowed or f"an integer >= {low}")
+        raise wrong(name, value, allowed or f"an integer >= {low}")
     return int(value)
 
 
 def _number(name: str, value: Any, allowed: str, fits: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or not fits(value):
-        raise _wrong(name, value, f"a number, {allowed}")
-    return float(value)
+    number = math.nan
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        with suppress(OverflowError):  # of a whole number beyond any float
+            number = float(value)
+    if not math.isfinite(number) or not fits(number):
+        raise wrong(name, value, f"a number, {allowed}")
+    return number
 
 
 def _biases(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise _wrong("logit_bias", value, "a mapping from token ids to numbers")
+        raise wrong("logit_bias", value, "a mapping from token ids to numbers")
     biases = {}
     for token, bias in value.items():
-        where = f"a token id (an integer >= 0) in logit_bias, not {token!r}"
-        if isinstance(token, bool) or not isinstance(token, numbers.Integral) or token < 0:
-            raise _wrong("logit_bias", value, where)
+        if not _is_id(token):
+            raise wrong("logit_bias", value, f"a token id (an integer >= 0) in logit_bias, not {_shown(token)}")
         biases[int(token)] = _number(f"logit_bias[{token}]", bias, "-1000 to 1000", lambda b: -1000 <= b <= 1000)
     return biases
 
@@ -127,12 +142,22 @@ def _biases(value: Any) -> dict[int, float]:
 def _stops(value: Any) -> tuple[str, ...]:
     stops = (value,) if isinstance(value, str) else value
     if not isinstance(stops, (tuple, list)) or not all(isinstance(s, str) and s for s in stops):
-        raise _wrong("stop", value, "a non-empty text, or a list of them")
+        raise wrong("stop", value, "a non-empty text, or a list of them")
     return tuple(dict.fromkeys(stops))
 
 
 def _ids(value: Any) -> tuple[int, ...]:
     if not isinstance(value, (tuple, list, set, frozenset)):
-        raise _wrong("stop_token_ids", value, "a list of token ids")
-    ids = {_integer("stop_token_ids", token, 0, "token ids (integers >= 0)") for token in value}
-    return tuple(sorted(ids))
+        raise wrong("stop_token_ids", value, "a list of token ids")
+    for token in value:
+        if not _is_id(token):
+            raise wrong("stop_token_ids", token, "token ids (integers >= 0)")
+    return tuple(sorted({int(token) for token in value}))
+
+
+def _spells_id(key: object) -> bool:
+    return isinstance(key, str) and key.isdecimal() and len(key) <= 10
+
+
+def _is_id(token: Any) -> bool:
+    return isinstance(token, numbers.Integral) and not isinstance(token, bool) and 0 <= int(token) <= _MOST_ID

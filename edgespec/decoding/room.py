@@ -27,7 +27,7 @@ def run_round(generation: Generation) -> Seen:
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            short = error
+            short = MemoryError(str(error))  # the error itself may hold memory
         else:
             return generation.finish(prepared, logits, resident)
     generation.session.make_room(short)

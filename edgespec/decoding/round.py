@@ -15,10 +15,10 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from drafts.base import FloatArray, Proposal
+from drafts.base import FloatArray
 from edgespec.decoding.acceptance import Outcome, accept
 from edgespec.decoding.counts import TO_SECONDS, Counts, Stamps
-from edgespec.decoding.drafting import Shadow, guess_shadows, propose, read_piece
+from edgespec.decoding.drafting import Shadow, guess, read_piece
 from edgespec.decoding.guard import Guarded
 from edgespec.decoding.halves import Looked, Prepared, Seen, Shared, clipped, observed, settled, trace_round
 from edgespec.decoding.params import SamplingParams
@@ -282,15 +282,9 @@ class Generation:
         """
         session, candidates = self.session, looked.candidates if self.limit > 0 else None
         plan, level = clipped(plan, candidates or (), self.limit)
-        chosen = () if candidates is None else self._planner.shadows(plan, candidates)
-        shadows = guess_shadows(session, chosen, self._choose)
-        planned = perf_counter_ns()
+        compared = () if candidates is None else self._planner.shadows(plan, candidates)
         preferred = None if self._steering is None else self._steering.preferred()
-        unread, proposal = 0, Proposal()
-        if plan.draft is not None:
-            unread = session.unread(plan.draft)
-            proposal = propose(session, plan, self._choose, self._pipeline)
-        drafted = perf_counter_ns()
+        proposal, shadows, unread, planned, drafted = guess(session, plan, compared, self._choose, self._pipeline)
         began = looked.read if asked is None else asked
         return Prepared(looked, plan, level, proposal, shadows, unread, preferred, began, planned, drafted)
 

@@ -12,8 +12,9 @@ from weakref import WeakKeyDictionary
 
 from drafts.base import Draft, DraftSession, Lagging, Loadable
 from drafts.states import DEFAULT_WINDOW, HiddenStates
-from edgespec.errors import EdgespecError, ModelError, PromptError
+from edgespec.errors import EdgespecError, ModelError, PromptError, in_words
 from edgespec.models.base import Decoder, DeviceGuesses, FloatArray, ForwardOutput, KVCache, Part
+from edgespec.models.batching import wait_for
 from edgespec.models.cuda.memory import out_of_memory
 from edgespec.telemetry.trace import NULL_TRACER, NullTracer, Tracer
 from predictor.planner import AutoPlanner, Candidate, Planner
@@ -26,6 +27,7 @@ _log = logging.getLogger(__name__)
 CHUNK = 256  # prompt tokens of one forward: a cancelled prefill ends after at most one chunk
 _FAILURES = 3  # in a row, until a draft is given up
 _HOPELESS = (EdgespecError, MemoryError, OSError)  # damaged, missing or too big: the next round would fail again
+_short: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # how often each target had no memory
 
 
 class Lease(Protocol):
@@ -72,7 +74,7 @@ class DraftStatus:
 
         by: the session that saw it. Eight texts that see one failure each, in the same batch, are not eight in a row.
         """
-        cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        cause = in_words(error)
         with self._lock:
             failures = self._failures[by or self] = self._failures.get(by or self, 0) + 1
             told, self._told = self._told, True
@@ -197,6 +199,7 @@ class Session:
             part = self.ask_prefill(self._chunk)
             with self.tracer.span("prefill", width=len(part.tokens)):
                 logits = self._forward_with_room(part).logits
+                wait_for(logits)  # so that times are those of the work, and the next piece may still be called off
             self.valid += len(part.tokens)
         return logits
 
@@ -215,7 +218,9 @@ class Session:
 
         Waits a moment until the draft has left; so to be called outside of any lease, which would hold it.
         """
-        _log.warning("the target ran out of memory; it tries again with one draft less: %s", error)
+        times = _short[self.target] = _short.get(self.target, 0) + 1
+        level = logging.DEBUG if times & (times - 1) else logging.WARNING  # the 1st, 2nd, 4th, 8th time, and so on
+        _log.log(level, "the target ran out of memory, by now %d times; it tries again with less: %s", times, error)
         shrink = getattr(self._residency, "shrink", None)
         if shrink is not None:
             shrink("the target ran out of memory")

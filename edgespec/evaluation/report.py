@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from drafts.figures import LEAST_FOR_INTERVAL
 from drafts.heatmap import own_domains
 
 UNKNOWN = "-"
@@ -28,34 +29,39 @@ def tables(document: Document, console: Console) -> None:
         console.print(f"\n{title}", style="bold", highlight=False, markup=False)
         console.print(table)
 
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False)
+
     gamma = shown_gamma(document["parameters"]["gammas"])
     key = str(gamma)
     target = document["target"]
-    console.print(
+    say(
         f"{target['name']}, {target['weight_format']} weights on {target['device']}; "
-        f"{document['prompts']['used']} prompts, greedy, at most {document['parameters']['max_new_tokens']} new tokens",
-        highlight=False,
-        markup=False,
+        f"{document['prompts']['used']} prompts, greedy, at most {document['parameters']['max_new_tokens']} new tokens"
     )
 
     def by_gamma(cell: Cell) -> Cell:
         return cell["by_gamma"][key]  # type: ignore[no-any-return]
 
-    title = f"Accepted draft tokens a round, gamma {gamma} (95% interval below; the target's own token not counted)"
+    title = f"Accepted draft tokens a round, gamma {gamma} (below it: 95% interval; the target's own token not counted)"
     show(title, _grid(document, lambda cell: _with_interval(by_gamma(cell), "accepted_per_round")))
     title = f"Acceptance by position, gamma {gamma}, given the ones before"
     show(title, _grid(document, lambda cell: _positions(by_gamma(cell))))
     title = "First token right, over all positions of the answers"
     show(title, _grid(document, lambda cell: _with_interval(cell["first_token"], "share")))
-    show("Predicted speed-up at the best gamma, from measured costs", _grid(document, _best))
+    show("Predicted speed-up, from measured costs (1.50x at 2: with gamma 2, the best one)", _grid(document, _best))
     if document["differences"]:
         against = document["parameters"]["against"]
         title = f"Accepted tokens a round at gamma {gamma} minus those of {against} (bold: the interval leaves 0 out)"
         show(title, _differences(document, gamma))
     show("Drafts alone", _drafts(document, key))
+    if any("+" in cell["draft"] for cell in document["cells"]):
+        say("A+B: A is asked first, and B where A has nothing; lookup is the draft ngram.")
+    if min(document["prompts"]["domains"].values(), default=LEAST_FOR_INTERVAL) < LEAST_FOR_INTERVAL:
+        say(f"Domains with fewer than {LEAST_FOR_INTERVAL} prompts have no intervals.")
     for draft in document["drafts"]:
         if draft["reason"]:
-            console.print(f"{draft['name']} was not evaluated: {draft['reason']}", highlight=False, markup=False)
+            say(f"{draft['name']} was not evaluated: {draft['reason']}")
     _skipped(document["prompts"]["skipped"], console)
 
 

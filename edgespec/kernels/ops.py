@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -156,6 +157,26 @@ def attention(q: Tensor, kv: PagedLayer, width: int, window: int | None = None, 
     return _home("attention", paged, q.device).attention(q, kv, width, window, span=span)  # type: ignore[no-any-return]
 
 
+def move_blocks(slabs: Sequence[Tensor], moves: Tensor) -> None:
+    """Carry blocks to other places of slabs [2, layers, blocks, ...], in the order of moves int64 [n, 4]; see `paged`.
+
+    A move: number, new number, distance, new distance. Distances are multiples of `paged.ALIGNED`.
+    """
+    first = slabs[0]
+    if any(slab.shape != first.shape or not slab.is_contiguous() for slab in slabs) or first.stride(2) % paged.ALIGNED:
+        raise ValueError(f"slabs must have one shape, of blocks of a multiple of {paged.ALIGNED} numbers, in one piece")
+    _check_moves(moves)
+    _home("blocks", paged, first.device).move_blocks(slabs, moves)
+
+
+def remap(tables: Tensor, moves: Tensor) -> Tensor:
+    """Rename blocks in tables int64 [rows, 2, n] (numbers, distances) as `moves` say, in place; returns tables."""
+    if tables.ndim != 3 or tables.shape[1] != 2 or not tables.is_contiguous():
+        raise ValueError(f"tables {list(tables.shape)} are not rows of numbers and distances, in one piece")
+    _check_moves(moves)
+    return _home("blocks", paged, tables.device).remap(tables, moves)  # type: ignore[no-any-return]
+
+
 def best_tokens(logits: Tensor) -> Tensor:
     """int64 [M] on the device: the best token of each row of logits [M, V], -1 for a row that cannot be used."""
     return _home("acceptance", reference, logits.device).best_tokens(logits)  # type: ignore[no-any-return]
@@ -202,6 +223,11 @@ def _check_paged(kv: PagedLayer, width: int, rows: int) -> None:
         raise ValueError(f"slabs must have one shape, of blocks of a multiple of {paged.ALIGNED} positions")
     if not all(slab.is_contiguous() for slab in (*kv.keys, *kv.values)):
         raise ValueError("keys and values must be contiguous")
+
+
+def _check_moves(moves: Tensor) -> None:
+    if moves.ndim != 2 or moves.shape[1] != 4:
+        raise ValueError(f"moves {list(moves.shape)} are not rows of numbers and distances, old and new")
 
 
 def _check_product(x: Tensor, weight: Weight) -> None:

@@ -7,6 +7,7 @@ every sequence and length.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,3 +112,42 @@ def attention(q: Tensor, kv: PagedLayer, width: int, window: int | None = None, 
         k, v = (pool[blocks[sequence]].transpose(0, 1).reshape(kv.kv_heads, length, -1) for pool in (keys, values))
         results.append(reference.attention(q[rows], k, v, positions[rows], length, window))
     return torch.cat(results)
+
+
+def attention_bytes(rows: int, span: int, heads: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
+    """At most what `attention` of a sequence works in: `rows` that see up to `span` positions of `itemsize` bytes."""
+    copies = 6 * itemsize + 3 * 4  # slabs joined, the sequence's own blocks, in float32
+    return span * (kv_heads * head_dim * copies + heads * reference.ROWS * 5 * 4 + 4 * rows)
+
+
+def move_blocks(slabs: Sequence[Tensor], moves: Tensor) -> None:
+    """Carry blocks to other places of their slabs, keys and values of every layer, in the order of `moves`.
+
+    slabs: each [2, layers, blocks, ...], any numbers. moves int64 [n, 4]: a block's number and its new one, its
+    distance and its new one (see `PagedLayer`; elements from the first slab's first block). As if one after the other:
+    a block may be filled after it was read.
+    """
+    count = slabs[0].shape[2]
+    for move in moves:
+        old, new = move[:1], move[1:2]
+        carried = slabs[0].index_select(2, old.clamp(max=count - 1))
+        for index, slab in enumerate(slabs[1:], 1):  # shapes must not depend on values: the last that has it wins
+            at = old - index * count
+            carried = torch.where(at >= 0, slab.index_select(2, at.clamp(0, count - 1)), carried)
+        for index, slab in enumerate(slabs):
+            at = new - index * count
+            inside, at = (at >= 0) & (at < count), at.clamp(0, count - 1)
+            slab.index_copy_(2, at, torch.where(inside, carried, slab.index_select(2, at)))
+
+
+def remap(tables: Tensor, moves: Tensor) -> Tensor:
+    """Give blocks in `tables` int64 [rows, 2 (numbers, distances), n] the names they have after `moves`, in place.
+
+    moves: see `move_blocks`. Returns tables.
+    """
+    numbers, distances = tables.unbind(1)
+    for move in moves:
+        hit = numbers == move[0]
+        numbers.copy_(torch.where(hit, move[1], numbers))
+        distances.copy_(torch.where(hit, move[3], distances))
+    return tables

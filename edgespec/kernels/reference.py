@@ -6,6 +6,8 @@ tensor's value on the host, so a CUDA graph can capture them; shapes depend on s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,16 +15,29 @@ from torch import Tensor
 from edgespec.kernels.weights import QuantisedTorch
 
 Weight = QuantisedTorch | Tensor
+# Numbers of a quantised matrix that are unpacked at once. A whole LM head of 150,000 tokens would be half a gigabyte,
+# and would stay with a captured graph.
+TILE = 1 << 20
+TILE_BYTES = 8 * TILE  # at most: four bits apart, float32, and half precision
+ROWS = 16  # of queries that attention has scores of at once; a piece of a prompt has more
 
 
-def matrix(weight: Weight, dtype: torch.dtype) -> Tensor:
-    """The weight [N, K] as `dtype`."""
-    return weight.dequantise(dtype) if isinstance(weight, QuantisedTorch) else weight.to(dtype)
+def tiles(weight: QuantisedTorch, dtype: torch.dtype) -> Iterator[Tensor]:
+    """The weight [N, K] as `dtype`, some rows at a time."""
+    rows, columns = weight.shape
+    step = max(1, TILE // columns)
+    for begin in range(0, rows, step):
+        yield weight.rows(begin, min(begin + step, rows)).dequantise(dtype)
 
 
 def linear(x: Tensor, weight: Weight, *, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
     """x [M, K] times weight [N, K] transposed, plus bias [N], plus residual [M, N]: [M, N] of x's dtype."""
-    result = F.linear(x, matrix(weight, x.dtype), None if bias is None else bias.to(x.dtype))
+    bias = None if bias is None else bias.to(x.dtype)
+    if isinstance(weight, Tensor):
+        result = F.linear(x, weight.to(x.dtype), bias)
+    else:
+        result = torch.cat([F.linear(x, tile) for tile in tiles(weight, x.dtype)], dim=-1)
+        result = result if bias is None else result + bias
     return result if residual is None else result + residual
 
 
@@ -71,11 +86,15 @@ def attention(
     used = visible.any(dim=0)[None, :, None]  # what no row sees may hold anything, NaN too
     k = keys[:, :span].to(wide).masked_fill(~used, 0.0)
     v = values[:, :span].to(wide).masked_fill(~used, 0.0)
-    grouped = q.to(wide).view(rows, kv_heads, heads // kv_heads, width)
-    scores = torch.einsum("mkgd,ksd->kgms", grouped, k) * width**-0.5
-    weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
-    weights = weights.masked_fill(~visible, 0.0)  # a row that sees nothing has NaN here
-    return torch.einsum("kgms,ksd->mkgd", weights, v).reshape(rows, heads * width).to(q.dtype)
+    results = []
+    for begin in range(0, rows, ROWS):
+        part, seen = q[begin : begin + ROWS], visible[begin : begin + ROWS]
+        grouped = part.to(wide).view(len(part), kv_heads, heads // kv_heads, width)
+        scores = torch.einsum("mkgd,ksd->kgms", grouped, k) * width**-0.5
+        weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1)
+        weights = weights.masked_fill(~seen, 0.0)  # a row that sees nothing has NaN here
+        results.append(torch.einsum("kgms,ksd->mkgd", weights, v).reshape(len(part), heads * width))
+    return torch.cat(results).to(q.dtype)
 
 
 def best_tokens(logits: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ A matrix of shape (N, K) = (out, in) is cut along K into groups of G values, eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -99,6 +99,10 @@ class QuantisedTorch:
         """Rows `begin` to `end`, as views."""
         return self._mapped(lambda tensor: tensor[begin:end])
 
+    def unset(self, rows: int, device: torch.device) -> QuantisedTorch:
+        """A matrix of so many rows and this layout, whose numbers are still to be written."""
+        return self._mapped(lambda tensor: torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device=device))
+
     def gather(self, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The rows of ids int64 [n], dequantised: [n, K]; an embedding's look-up."""
         return self._mapped(lambda tensor: tensor[ids]).dequantise(dtype)
@@ -115,43 +119,20 @@ class QuantisedTorch:
         """The matrix [N, K] as `dtype`, computed in float32 (float64 in float64)."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         rows, columns = self.shape
-        q = self.values().view(rows, columns // self.group, self.group).to(wide)
+        result = self.values().view(rows, columns // self.group, self.group).to(wide)  # a copy, changed in place
         if self.zero is not None:
-            q = q - self.zero.to(wide)[..., None]
+            result -= self.zero.to(wide)[..., None]
         elif self.shift is None and self.bits == 4:
-            q = q - 8
-        result = q * self.scale.to(wide)[..., None]
+            result -= 8
+        result *= self.scale.to(wide)[..., None]
         if self.shift is not None:
-            result = result + self.shift.to(wide)[..., None]
+            result += self.shift.to(wide)[..., None]
         return result.view(rows, columns).to(dtype)
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> QuantisedTorch:
         """The same layout with every tensor changed."""
         zero, shift = (None if part is None else change(part) for part in (self.zero, self.shift))
         return QuantisedTorch(self.bits, self.group, change(self.q), change(self.scale), zero, shift)
-
-
-def stacked(parts: Sequence[QuantisedTorch]) -> QuantisedTorch:
-    """Matrices of one K, group, bits and zero mode as one, by rows (q, k and v; gate and up).
-
-    Raises ModelError if they differ: such matrices stay separate products.
-    """
-    kinds = _layouts(parts)
-    if len(kinds) != 1:
-        raise ModelError(f"matrices of {len(kinds)} different layouts cannot be stacked by rows.")
-    columns = [torch.cat(column) for column in zip(*(part.tensors() for part in parts))]
-    first, extra = parts[0], columns[2] if len(columns) > 2 else None
-    zero, shift = (extra, None) if first.mode == "zeros" else (None, extra)
-    return QuantisedTorch(first.bits, first.group, columns[0], columns[1], zero, shift)
-
-
-def can_stack(parts: Sequence[QuantisedTorch]) -> bool:
-    """Whether `stacked` takes these matrices."""
-    return len(_layouts(parts)) == 1
-
-
-def _layouts(parts: Sequence[QuantisedTorch]) -> set[tuple[object, ...]]:
-    return {(part.bits, part.group, part.mode, part.shape[1], part.scale.dtype) for part in parts}
 
 
 def _check(weight: QuantisedTorch) -> None:

@@ -59,8 +59,8 @@ class KVCache(Protocol):
     def reserve(self, length: int) -> None:
         """Make the positions below `length` <= `capacity` writable; what is held stays as it is.
 
-        `forward` calls it before it writes; what it raises, `forward` raises. (A forward of one token may also
-        overwrite the position after it, beyond `length`: whoever shares memory between caches must not share that.)
+        `forward` calls it before it writes; what it raises, `forward` raises. (A forward may also overwrite
+        the position after its last, beyond `length`: whoever shares memory between caches must not share that.)
         """
 
 

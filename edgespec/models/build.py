@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def build_decoder(
     threads: int | None = None,
     positions: int | None = None,
     cache_dir: Path | None = None,
+    pause: Callable[[], None] = lambda: None,
 ) -> Decoder:
     """The engine for `device`, ready to run.
 
@@ -59,7 +61,8 @@ def build_decoder(
     weight_format: "exact", "int8" or "float32" on "cpu"; the reference knows float32 alone, which is also its "exact".
     On "cuda", "exact" keeps int4 and int8 as the file has them, and the rest is float16.
     threads: None leaves the engine's default. positions: of the longest sequence, None for the engine's default.
-    cache_dir: where the CPU engine keeps built graphs; torch has none.
+    cache_dir: where the CPU engine keeps built graphs; torch has none. pause: called now and then while weights move to
+    a CUDA device, which may take seconds; what it raises ends that.
     Raises ConfigError for a device or format that cannot be had here, ModelError for weights that cannot be read.
     """
     if device == "cpu":
@@ -77,7 +80,8 @@ def build_decoder(
             from edgespec.models.cuda.decoder import CudaDecoder
 
             exact = weight_format == "exact"
-            return CudaDecoder(weights, dtype="float16" if exact else "float32", positions=positions, keep_blocks=exact)
+            dtype = "float16" if exact else "float32"
+            return CudaDecoder(weights, dtype=dtype, positions=positions, keep_blocks=exact, pause=pause)
         from edgespec.models.reference.decoder import TorchDecoder
     except ModuleNotFoundError as error:
         if error.name != "torch":
@@ -93,14 +97,18 @@ def planned_bytes(weights: WeightFile, device: str, weight_format: str) -> int:
     """Bytes that the weights will take in memory, known before any is read."""
     total = 0.0
     for name in weights.names():
-        shape = weights.shape(name)
-        total += math.prod(shape) * (4 if len(shape) < 2 else _bytes_of(weights.layout(name), device, weight_format))
+        shape, own = weights.shape(name), weights.layout(name)
+        if device == "cuda" and weight_format == "exact" and own is not None:
+            total += own.nbytes(shape)
+        else:
+            total += math.prod(shape) * (4 if len(shape) < 2 else _bytes_of(own, device, weight_format))
     return int(total)
 
 
 def _bytes_of(own: Layout | None, device: str, weight_format: str) -> float:
+    """Of one number. On "cuda": of a matrix that is not kept as the file has it."""
     if device == "cuda" and weight_format == "exact":
-        return 2.0 if own is None else own.bits / 8 + (2 if own.mode == "symmetric" else 4) / own.group
+        return 2.0
     if device != "cpu" or weight_format == "float32":
         return 4.0
     if own is None or weight_format != "exact":

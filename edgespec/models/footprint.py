@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from edgespec.errors import ConfigError
 from edgespec.models.build import planned_bytes
@@ -54,19 +55,38 @@ def position_bytes(spec: ModelSpec, itemsize: int = 4) -> int:
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * itemsize
 
 
-def footprint(weights: WeightFile, device: str, weight_format: str, *, unified: bool = False) -> Footprint:
+def footprint(
+    weights: WeightFile, device: str, weight_format: str, *, unified: bool = False, plain: bool | None = None
+) -> Footprint:
     """What the engine of `device` takes for these weights; none is read.
 
-    unified: CPU and GPU share one memory. Raises ConfigError where the engine's package is not installed.
+    unified: CPU and GPU share one memory. plain: Triton cannot run there, None = as it is here. Raises ConfigError
+    where the engine's package is not installed.
     """
     nbytes = planned_bytes(weights, device, weight_format)
     if device != "cuda":
         return Footprint(nbytes, position_bytes(weights.spec))
     try:
         from edgespec.models.cuda.footprint import CudaFootprint
+        from edgespec.models.cuda.weights import host_bytes
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ConfigError('device "cuda" needs the package torch; install it or use device "cpu"') from error
-    itemsize = 2 if weight_format == "exact" else 4
-    return CudaFootprint(nbytes, position_bytes(weights.spec, itemsize), weights.spec, itemsize, unified)
+    exact = weight_format == "exact"
+    itemsize, reading = 2 if exact else 4, host_bytes(weights, keep_blocks=exact)
+    position = position_bytes(weights.spec, itemsize)
+    return CudaFootprint(
+        nbytes, position, weights.spec, itemsize, unified, without_triton() if plain is None else plain, reading
+    )
+
+
+def without_triton() -> bool:
+    """Whether a CUDA engine has to do without; before CUDA was started, whether Triton is not even installed."""
+    import torch
+
+    from edgespec.kernels import ops
+
+    if not torch.cuda.is_initialized():
+        return find_spec("triton") is None
+    return ops.backend(torch.device("cuda", torch.cuda.current_device())) == "torch"

@@ -76,7 +76,7 @@ class Answering:
     async def _submit(self, ask: Ask, departure: Departure, until: float) -> Any:
         raw = not ask.chat
         if sampling_params({"max_new_tokens": DEFAULT_CHAT_TOKENS, **ask.params}).max_new_tokens < 1:
-            raise wrong("max_tokens must be 1 or more", "max_tokens", "invalid_value")
+            raise wrong("max_tokens must be 1 or more", "max_tokens")
         self._refuse_hopeless(ask.prompt)
         clock = asyncio.get_running_loop().time
         try:

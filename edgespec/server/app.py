@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from edgespec.server.answering import Answer, Answering
-from edgespec.server.body import Bodies, read_json
+from edgespec.server.body import MOST_PARTS, Bodies, read_json
 from edgespec.server.errors import ApiError, from_exception, unavailable, wrong
 from edgespec.server.guard import Guard
 from edgespec.server.metrics import CONTENT_TYPE, Metrics
@@ -49,13 +49,18 @@ class App:
         self._names = {self.model, model_name(engine.config.model)}
         limits = settings.limits
         self.bodies = Bodies(max(limits.bodies_bytes, limits.body_bytes))
+        self._most_parts = limits.body_parts or max(MOST_PARTS, 2 * engine.context)
         self._guard = Guard(self._routes(), settings, lambda: self.draining, self.metrics.http)
         self.asgi: ASGIApp = self._guard
 
     @property
     def busy(self) -> int:
-        """Requests without a whole answer."""
+        """Requests that have come and have no whole answer yet."""
         return self._guard.busy
+
+    def refuse_coming(self) -> None:
+        """The server ends: no body is waited for any more."""
+        self._guard.refuse_coming()
 
     def close(self) -> None:
         """Cancel what runs, and let go of the engine."""
@@ -92,8 +97,9 @@ class App:
 
     async def _begin(self, ask_of: AskOf, request: Request) -> tuple[bool, Answer]:
         """Whether it is to be streamed, and the answer, queued. The body ends here: an answer may take minutes."""
+        limits, defaults = self.settings.limits, self.settings.defaults
         with self.bodies.share() as take:
-            ask = ask_of(await read_json(request, self.settings.limits, take), self.settings.defaults)
+            ask = ask_of(await read_json(request, limits, take, self._most_parts), defaults)
             if ask.model is not None and ask.model not in self._names:
                 raise _no_model(ask.model, self.model)
             return ask.stream, await self.answering.begin(ask, request.receive)
@@ -152,5 +158,6 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         405: f"{request.url.path[:100]!r} does not take {request.method[:20]}",
     }
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-    told = ApiError(error.status_code, messages.get(error.status_code, str(error.detail)), kind=kind)
+    code = {404: "not_found", 405: "wrong_method"}.get(error.status_code)
+    told = ApiError(error.status_code, messages.get(error.status_code, str(error.detail)), kind=kind, code=code)
     return JsonResponse(told.body(), told.status, error.headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
 import re
@@ -14,6 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from edgespec.server.errors import ApiError, busy, left, wrong
 from edgespec.server.settings import Limits
+
+MOST_PARTS = 200_000  # commas and brackets of a body, unless somebody says otherwise
 
 _LINGER_BYTES, _LINGER_SECONDS = 64 << 20, 5.0
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -46,8 +49,13 @@ class Bodies:
             self.taken -= mine
 
 
-async def read_json(request: Request, limits: Limits, take: Take = lambda count: None) -> dict[str, Any]:
-    """The body as an object. take: asked for its bytes. Raises ApiError: 400, 408, 413, 415, 499, or what take does."""
+async def read_json(
+    request: Request, limits: Limits, take: Take = lambda count: None, most_parts: int = MOST_PARTS
+) -> dict[str, Any]:
+    """The body as an object. take: asked for its bytes. most_parts: see `parse_object`.
+
+    Raises ApiError: 400, 408, 413, 415, 499, or what take does.
+    """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(415, f"the body is {kind[:80]!r}; send 'Content-Type: application/json'", code="wrong_type")
@@ -57,16 +65,26 @@ async def read_json(request: Request, limits: Limits, take: Take = lambda count:
         raise left() from None
     except asyncio.TimeoutError:
         message = f"the body did not come within {limits.body_seconds:g} s"
-        raise ApiError(408, message, kind="timeout_error", headers={"connection": "close"}) from None
-    return parse_object(body)
+        close = {"connection": "close"}
+        raise ApiError(408, message, kind="timeout_error", code="body_too_slow", headers=close) from None
+    return parse_object(body, most_parts)
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
-    """JSON as an object. NaN and infinities, which JSON has not, are refused; half characters become U+FFFD."""
+def parse_object(body: bytes, most_parts: int = MOST_PARTS) -> dict[str, Any]:
+    """JSON as an object. NaN and infinities, which JSON has not, are refused; half characters become U+FFFD.
+
+    most_parts: commas and brackets that it may have. Each stands for a value, and nobody is served while millions of
+    them are made: neither other clients nor the engine, whose thread needs the interpreter too.
+    """
+    parts = sum(map(body.count, (b",", b"[", b"{")))
+    if parts > most_parts:
+        message = f"the body has {parts} commas and brackets, more than the {most_parts} that it may have"
+        raise ApiError(413, message, code="body_too_large")
     try:
         # As text: of bytes, json guesses the encoding, and lets halves of characters through.
         text = body.decode("utf-8-sig")
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
+        with _uncollected():
+            value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
         if "\\ud" in text or "\\uD" in text:
             value = _without_surrogates(value)
     except RecursionError:
@@ -76,6 +94,18 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise wrong(f"the body must be a JSON object, not {type(value).__name__}", code="invalid_json")
     return value
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """The collector would go through all values again and again while there come to be more of them."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 async def _read(request: Request, most: int, take: Take) -> bytes:

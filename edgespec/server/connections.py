@@ -93,6 +93,16 @@ class Connection(H11Protocol):
         super().timeout_keep_alive_handler()
         self._watch_end()
 
+    def end_after_answer(self) -> None:
+        """No further request comes this way."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+
+    def break_off(self) -> None:
+        """An answer that has begun has no end."""
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.abort()
+
     def _read_ahead(self) -> None:
         """A further request waits until this one is answered. uvicorn then stops reading, and would not see the client
         leave; so it goes on here, up to a bound."""

@@ -38,7 +38,7 @@ class ApiError(Exception):
         return {"error": error}
 
 
-def wrong(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+def wrong(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
     """A request that cannot be answered as it is."""
     return ApiError(400, message, param=param, code=code)
 
@@ -85,7 +85,7 @@ def from_exception(error: BaseException) -> ApiError:
     if isinstance(error, PromptError):
         return wrong(str(error), "messages", "invalid_prompt")
     if isinstance(error, ParameterError):
-        return wrong(str(error), str(error).split(" ", 1)[0].partition("[")[0], "invalid_value")
+        return wrong(str(error), str(error).split(" ", 1)[0].partition("[")[0])
     if isinstance(error, EdgespecError):
         return ApiError(500, str(error), kind="server_error", code="engine_error")
     return ApiError(500, "the engine failed; its log says why", kind="server_error", code="internal_error")

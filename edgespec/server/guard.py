@@ -6,11 +6,12 @@ asked for. The key is compared in constant time. Every response gets an id and h
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
@@ -33,7 +34,8 @@ _SAFE_HEADERS = {
 class Guard:
     """ASGI middleware. draining: whether the server takes no more requests. done: told method, path and status.
 
-    busy: requests that were let in and have no whole answer yet, those that are still being read too; probes aside.
+    busy: requests whose body is there and that have no whole answer yet, those that are still encoded too; probes
+    aside. Those whose body is still coming may take for ever: `refuse_coming` ends them.
     """
 
     def __init__(
@@ -47,34 +49,60 @@ class Guard:
         self._settings = settings
         self._draining = draining
         self._done = done
-        self.busy = 0
+        self._coming: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
         self._key = None if settings.api_key is None else _digest(settings.api_key.encode())
+
+    @property
+    def busy(self) -> int:
+        return len(self._running)
+
+    def refuse_coming(self) -> None:
+        """Answer 503 to the requests whose body is not there yet."""
+        for task in list(self._coming):
+            task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        origin, status = headers.get("origin"), 0
+        headers, status, task = Headers(scope=scope), 0, asyncio.current_task()
+        assert task is not None
+
+        async def noted() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False) and task in self._coming:
+                self._coming.discard(task)
+                self._running.add(task)
+            return message
 
         async def marked(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
+                self._coming.discard(task)
                 status = message["status"]
-                self._mark(MutableHeaders(scope=message), origin)
+                self._mark(MutableHeaders(scope=message), headers)
             await send(message)
 
+        answering = self._answering(scope, headers)
+        if answering is self._app and scope["path"] not in OPEN_PATHS:
+            self._coming.add(task)
         try:
-            response = self._decide(scope, headers)
-        except ApiError as error:
-            response = JSONResponse(error.body(), error.status, error.headers)
-        counted = response is None and scope["path"] not in OPEN_PATHS
-        self.busy += counted
-        try:
-            await (response or self._app)(scope, receive, marked)
+            await answering(scope, noted, marked)
+        except asyncio.CancelledError:  # the server ends: nothing else cancels a request
+            if not status:
+                await _refusal(unavailable("the server is ending", 5))(scope, receive, marked)
         finally:
-            self.busy -= counted
+            self._coming.discard(task)
+            self._running.discard(task)
             self._done(scope["method"], scope["path"], status)
+
+    def _answering(self, scope: Scope, headers: Headers) -> ASGIApp:
+        """The app, or what refuses the request here."""
+        try:
+            return self._decide(scope, headers) or self._app
+        except ApiError as error:
+            return _refusal(error)
 
     def _decide(self, scope: Scope, headers: Headers) -> Response | None:
         """A response that ends the request here, or None. Raises ApiError for what may not come in."""
@@ -138,7 +166,12 @@ class Guard:
                 headers={"www-authenticate": "Bearer"},
             )
 
-    def _mark(self, headers: MutableHeaders, origin: str | None) -> None:
+    def _mark(self, headers: MutableHeaders, asked: Headers) -> None:
+        """Put what every response has into its headers. asked: those of the request."""
+        origin = asked.get("origin")
+        # A length beside chunks may be an attempt to let a proxy see other requests than we do (RFC 9112, 6.3).
+        if self._draining() or ("transfer-encoding" in asked and "content-length" in asked):
+            headers["connection"] = "close"
         headers.setdefault("x-request-id", f"req_{secrets.token_hex(12)}")
         for name, value in _SAFE_HEADERS.items():
             headers.setdefault(name, value)
@@ -148,6 +181,10 @@ class Guard:
             headers.add_vary_header("Origin")
         else:
             headers["cross-origin-resource-policy"] = "same-origin"
+
+
+def _refusal(error: ApiError) -> Response:
+    return JSONResponse(error.body(), error.status, error.headers)
 
 
 def _same_origin(origin: str, host: str) -> bool:

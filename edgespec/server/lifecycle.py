@@ -1,11 +1,13 @@
 """From a bound socket to the last answer: start, signals, grace, end.
 
-The first SIGINT or SIGTERM drains: new requests get a 503 while running answers finish, for `grace_seconds` at most;
-then they are cancelled, and their clients get what there is. A second signal ends at once.
+The first SIGINT or SIGTERM drains: new requests, and those whose body is still coming, get a 503 while running answers
+finish, for `grace_seconds` at most; then they are cancelled, and their clients get what there is. A second signal ends
+the grace, and gives that a second. A third one ends at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import signal
@@ -21,11 +23,12 @@ import uvicorn
 from edgespec.errors import ConfigError
 from edgespec.server.answering import SHUTDOWN
 from edgespec.server.app import App
-from edgespec.server.connections import limited
+from edgespec.server.connections import Connection, limited
 from edgespec.server.settings import SPARE_CONNECTIONS, ServerSettings, is_loopback
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LAST_SECONDS = 5.0  # that cancelled answers have to reach their clients
+_HURRIED_SECONDS = 1.0  # the same after a second signal, and what is cut off has to notice it
 _SPARE_FILES = 64  # file descriptors that are not connections
 _PORT_TRIES = 8  # to find a port that is free at all addresses of the host
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as ::1 where there is no IPv6
@@ -49,7 +52,9 @@ def listen(settings: ServerSettings) -> list[socket.socket]:
                 if settings.port or error.errno != errno.EADDRINUSE or not tries_left:
                     raise
     except OSError as error:
-        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; choose another --port") from error
+        port = isinstance(error, PermissionError) or error.errno == errno.EADDRINUSE
+        advice = "choose another --port" if port else "give an address or a name of this machine as --host"
+        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; {advice}") from error
     raise AssertionError("unreachable")
 
 
@@ -127,7 +132,7 @@ class Server(uvicorn.Server):
         self._app = app
         self._log = log
         self._ready = ready
-        self._deadline = float("inf")
+        self._deadline, self._last = float("inf"), _LAST_SECONDS
         self._cancelled = False
         self.signals = 0
         app.connections = lambda: len(self.server_state.connections)
@@ -138,11 +143,19 @@ class Server(uvicorn.Server):
             return
         self._deadline = time.monotonic() + self._app.settings.grace_seconds
         self._app.draining = True
+        for connection in self._connections():
+            connection.end_after_answer()
+
+    def hurry(self) -> None:
+        """End the grace, and soon the server. Any thread."""
+        self._deadline, self._last = time.monotonic(), _HURRIED_SECONDS
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.signals += 1
         if self.signals == 1:
             self.drain()
+        elif self.signals == 2 and not self.should_exit:
+            self.hurry()
         else:
             self.should_exit = self.force_exit = True
 
@@ -156,15 +169,38 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _tick_drain(self) -> None:
+        self._app.refuse_coming()
         running = self._app.busy
         over = time.monotonic() - self._deadline
-        if not running or over > _LAST_SECONDS:
+        if not running:
             self.should_exit = True
+        elif over > self._last:
+            self.should_exit = self.force_exit = True
         elif over >= 0:
             if not self._cancelled:
                 self._log(f"the grace is over: cancelling {running} answers")
             self._cancelled = True
             self._app.answering.cancel_all(SHUTDOWN)  # each time: one that was still encoded comes later
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.force_exit:
+            await self._cut_off()
+        await super().shutdown(sockets)
+        await self._cut_off()
+
+    async def _cut_off(self) -> None:
+        """End what is under way still: answers that have begun break off, clients of the others are told why."""
+        for connection in self._connections():
+            connection.break_off()
+        tasks = list(self.server_state.tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_HURRIED_SECONDS)
+
+    def _connections(self) -> list[Connection]:
+        there = list(self.server_state.connections)  # at once: another thread may ask
+        return [each for each in there if isinstance(each, Connection)]
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:  # type: ignore[override]

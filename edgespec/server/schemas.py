@@ -18,7 +18,7 @@ from edgespec.errors import ParameterError
 from edgespec.server.errors import ApiError, unsupported, wrong
 
 MAX_STOPS, MAX_STOP_CHARACTERS, MAX_TOP_LOGPROBS = 16, 500, 20
-MAX_MESSAGES, MAX_TOKEN_IDS = 4096, 1024
+MAX_FIELDS, MAX_MESSAGES, MAX_TOKEN_IDS = 256, 4096, 1024
 
 # pydantic notes every element that is wrong, in kilobytes each, unless a list fails at the first, which lists among
 # several forms of a field cannot. So those fields are `Any` here, and checked by hand below.
@@ -144,7 +144,7 @@ def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
     except ParameterError as error:
         name = str(error).partition(" ")[0].partition("[")[0]
         shown = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}.get(name, name)
-        raise wrong(str(error).replace(name, shown, 1), shown, "invalid_value") from error
+        raise wrong(str(error).replace(name, shown, 1), shown) from error
 
 
 def _ask(chat: bool, prompt: Any, params: dict[str, Any], body: _Body) -> Ask:
@@ -159,6 +159,8 @@ def _ask(chat: bool, prompt: Any, params: dict[str, Any], body: _Body) -> Ask:
 
 
 def _checked(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    if len(values) > MAX_FIELDS:
+        raise wrong(f"the body has {len(values)} fields; up to {MAX_FIELDS} are taken")
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -177,7 +179,7 @@ def _complaint(error: ValidationError) -> ApiError:
         else:
             path += f".{step}" if path else step
     given = "" if first["type"] == "missing" else f" (it is {_shown(first['input'])})"
-    return wrong(f"{path}: {first['msg'][0].lower()}{first['msg'][1:]}{given}", path, "invalid_value")
+    return wrong(f"{path}: {first['msg'][0].lower()}{first['msg'][1:]}{given}", path)
 
 
 def _shown(value: Any) -> str:
@@ -216,14 +218,14 @@ def _message(index: int, message: _Message) -> dict[str, str]:
         return {"role": role, "content": message.content}
     if not isinstance(message.content, list) or len(message.content) > MAX_MESSAGES:
         told = f"{where}.content must be a text, or a list of up to {MAX_MESSAGES} text parts"
-        raise wrong(told, f"{where}.content", "invalid_value")
+        raise wrong(told, f"{where}.content")
     texts = [_part(f"{where}.content[{number}]", part) for number, part in enumerate(message.content)]
     return {"role": role, "content": "".join(texts)}
 
 
 def _part(where: str, part: Any) -> str:
     if not isinstance(part, dict):
-        raise wrong(f"{where} must be an object (it is {_shown(part)})", where, "invalid_value")
+        raise wrong(f"{where} must be an object (it is {_shown(part)})", where)
     kind = part.get("type")
     text = part.get("text" if kind != "refusal" else "refusal")
     if kind not in ("text", "refusal"):
@@ -244,11 +246,11 @@ def _one_prompt(prompt: Any) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, list):
-        raise wrong(f"prompt must be a text or a list of token ids (it is {_shown(prompt)})", "prompt", "invalid_value")
+        raise wrong(f"prompt must be a text or a list of token ids (it is {_shown(prompt)})", "prompt")
     for place, token in enumerate(prompt):
         if type(token) is not int:
             message = f"prompt[{place}]: token ids are whole numbers (it is {_shown(token)})"
-            raise wrong(message, "prompt", "invalid_value")
+            raise wrong(message, "prompt")
     return prompt
 
 
@@ -265,7 +267,7 @@ def _sampling(body: _Body, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 def _count(name: str, value: int, most: int) -> int:
     if not 0 <= value <= most:
-        raise wrong(f"{name} is {value}; 0 to {most} is allowed", name, "invalid_value")
+        raise wrong(f"{name} is {_shown(value)}; 0 to {most} is allowed", name)
     return value
 
 
@@ -276,27 +278,27 @@ def _stops(value: Any) -> tuple[str, ...]:
         or len(stops) > MAX_STOPS
         or not all(isinstance(stop, str) and len(stop) <= MAX_STOP_CHARACTERS for stop in stops)
     ):
-        raise wrong(f"stop may be up to {MAX_STOPS} texts of {MAX_STOP_CHARACTERS} characters", "stop", "invalid_value")
+        raise wrong(f"stop may be up to {MAX_STOPS} texts of {MAX_STOP_CHARACTERS} characters", "stop")
     return tuple(stop for stop in stops if stop)
 
 
 def _ids(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > MAX_TOKEN_IDS or any(type(token) is not int for token in value):
         message = f"stop_token_ids must be a list of up to {MAX_TOKEN_IDS} token ids"
-        raise wrong(message, "stop_token_ids", "invalid_value")
+        raise wrong(message, "stop_token_ids")
     return tuple(value)
 
 
 def _biases(value: Any) -> dict[int, float]:
     if not isinstance(value, dict) or len(value) > MAX_TOKEN_IDS:
         message = f"logit_bias must be an object of up to {MAX_TOKEN_IDS} token ids"
-        raise wrong(message, "logit_bias", "invalid_value")
+        raise wrong(message, "logit_bias")
     for key, bias in value.items():
         if not (key.isascii() and key.isdigit() and len(key) < 10):
-            raise wrong(f"logit_bias has the key {key[:40]!r}, which is no token id", "logit_bias", "invalid_value")
+            raise wrong(f"logit_bias has the key {key[:40]!r}, which is no token id", "logit_bias")
         if type(bias) not in (int, float):
             message = f"logit_bias.{key}: a number is wanted (it is {_shown(bias)})"
-            raise wrong(message, f"logit_bias.{key}", "invalid_value")
+            raise wrong(message, f"logit_bias.{key}")
     return {int(key): bias for key, bias in value.items()}
 
 

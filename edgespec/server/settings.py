@@ -24,7 +24,8 @@ class Limits:
     has come to its last token. connections: open at once; more than requests may run and wait, else a full queue could
     never say so. header_seconds: until a request's head has come. body_seconds: until its body has. idle_seconds: that
     a connection is kept after an answer. stall_seconds: a client that takes nothing of what waits for it for so long is
-    cut off. bodies_bytes: of all bodies that are read, checked or encoded at once (one always fits).
+    cut off. bodies_bytes: of all bodies that are read, checked or encoded at once (one always fits). body_parts: commas
+    and brackets of one, None = 200,000 or, if that is more, two for each token of the context.
     """
 
     body_bytes: int = 8 * MIB
@@ -36,9 +37,10 @@ class Limits:
     idle_seconds: float = 75.0
     stall_seconds: float = 30.0
     bodies_bytes: int = 64 * MIB
+    body_parts: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("body_bytes", "prompt_tokens", "connections", "bodies_bytes"):
+        for name in ("body_bytes", "prompt_tokens", "connections", "bodies_bytes", "body_parts"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"the limit {name} is {value}: give 1 or more")

@@ -63,7 +63,7 @@ class Active:
             return
         try:
             self._deliver()
-        except Exception as error:
+        except BaseException as error:
             self.fail(error)
 
     def _deliver(self) -> None:
@@ -75,17 +75,17 @@ class Active:
         if self.generation.over:
             self._end(None)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Something was raised while it was this one's turn."""
         if self.over:
             return
         try:
             self.generation.abandon()
-        except Exception:
+        except BaseException:
             _log.exception("%s cannot be ended as it should", self.request.id)
         self._end(error)
 
-    def _end(self, error: Exception | None) -> None:
+    def _end(self, error: BaseException | None) -> None:
         """Whatever fails on the way: its memory and its vote are given back, and whoever waits is told."""
         if self.over:
             return
@@ -98,7 +98,7 @@ class Active:
                 result = self.generation.result
                 self._account.end()
                 result = self._account.complete(result)
-        except Exception as problem:
+        except BaseException as problem:
             _log.exception("%s cannot be closed as it should", self.request.id)
             error = error or (problem if result is None else None)
         if error is not None:

@@ -11,6 +11,7 @@ from time import perf_counter, perf_counter_ns
 from typing import NamedTuple, TypeVar
 
 from drafts.base import Proposal
+from drafts.device_proposal import DeviceProposal
 from edgespec.decoding.counts import TO_SECONDS
 from edgespec.decoding.halves import Looked, Prepared, Seen, Shared, shared_by
 from edgespec.models.base import Decoder, ForwardOutput, Part
@@ -49,7 +50,12 @@ class _Turn:
     part: Part | None = None
     output: ForwardOutput | None = None
     seen: Seen | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
+
+    @property
+    def on_device(self) -> bool:
+        """Whether its guesses are made there, while the host goes on."""
+        return self.prepared is not None and isinstance(self.prepared.proposal, DeviceProposal)
 
     def give_up_guesses(self) -> None:
         """Make it a plain round, if it is one. A seeded text keeps its guesses: without them it would be another."""
@@ -98,12 +104,12 @@ class BatchRunner:
             drafted = perf_counter()
             turns = [turn for turn in rounds if turn.part is not None] + pieces
             rows = sum(len(turn.part.tokens) for turn in turns if turn.part)
-            target = self._judge(turns, leases)
+            target, waited = self._judge(turns, leases)
         with self._together():
             for turn in rounds:
                 if turn.seen is not None:
                     _attempt(turn.active, partial(turn.active.generation.learned, turn.seen))
-        record = self._record(begin, turns, rows, drafted - drafting, target)
+        record = self._record(begin, turns, rows, drafted - drafting + waited, target)
         lengths.observe(record)
         return record
 
@@ -155,9 +161,12 @@ class BatchRunner:
 
     # The forward, and after it
 
-    def _judge(self, turns: Sequence[_Turn], leases: ExitStack) -> float:
-        """Forward, accept and commit, as many at once as the target takes; the seconds of the forwards."""
-        slots, total, remaining = self._decoder.batch_slots, 0, iter(turns)
+    def _judge(self, turns: Sequence[_Turn], leases: ExitStack) -> tuple[float, float]:
+        """Forward, accept and commit, as many at once as the target takes.
+
+        The seconds of the forwards, and those in which they waited since their device still made drafts' blocks.
+        """
+        slots, total, waited, remaining = self._decoder.batch_slots, 0, 0, iter(turns)
         while group := list(islice(remaining, slots if slots > 1 else None)):
             begin = perf_counter_ns()
             short = self._forward(group)
@@ -171,11 +180,13 @@ class BatchRunner:
                 if group:
                     self._forward(group, last=True)
             shared = shared_by([turn.output for turn in group if turn.output is not None], begin)
+            if any(turn.on_device for turn in group):
+                waited += shared.begin - begin
             for turn in group:
                 if turn.output is not None:
                     _attempt(turn.active, partial(self._take, turn, turn.output, shared))
             total += shared.end - shared.begin if any(turn.output is not None for turn in group) else 0
-        return total * TO_SECONDS
+        return total * TO_SECONDS, waited * TO_SECONDS
 
     def _forward(self, group: Sequence[_Turn], *, last: bool = False) -> MemoryError | None:
         """Give each its output; if it fails, all of these fail, or the one that it was about.
@@ -188,7 +199,7 @@ class BatchRunner:
                 wait_for(output.logits)
         except PartError as error:
             group[error.part].active.fail(error.error)
-        except Exception as error:
+        except BaseException as error:
             if out_of_memory(error) and not last:
                 return MemoryError(str(error))  # the error itself may hold memory
             for turn in group:
@@ -257,7 +268,7 @@ def _prepare(turn: _Turn, others: bool) -> None:
     try:
         turn.prepared = turn.active.generation.prepare(_read_up(turn, others), turn.plan, perf_counter_ns())
         turn.part = turn.active.session.ask_verify(turn.prepared.proposal.guesses)
-    except Exception as error:
+    except BaseException as error:
         turn.error = error
 
 
@@ -301,6 +312,6 @@ def _attempt(active: Active, half: Callable[[], _T]) -> _T | None:
     """Do something for one request; what it raises fails that request and no other."""
     try:
         return half()
-    except Exception as error:
+    except BaseException as error:
         active.fail(error)
         return None

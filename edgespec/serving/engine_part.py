@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from numbers import Real
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING, Any, overload
 
-from edgespec.decoding.params import SamplingParams
+from edgespec.decoding.params import SamplingParams, wrong
 from edgespec.decoding.round import Generation
 from edgespec.errors import EdgespecError, ParameterError, QueueFullError
 from edgespec.results import GenerationResult, TextDelta
@@ -49,6 +51,7 @@ class ServesMany:
         self._starting = threading.Lock()
         self._watchers: tuple[Watcher, ...] = ()
         self._load_policy = self.config.load_policy
+        self._process = os.getpid()
 
     @property
     def load_policy(self) -> str:
@@ -104,14 +107,15 @@ class ServesMany:
         deadline_s: seconds from now after which it is cancelled with what it has. Raises PromptError and ParameterError
         before anything is queued, RequestTooLong if it could never fit, QueueFullError if too many wait.
         """
-        began = perf_counter_ns()
-        if deadline_s is not None and not (isinstance(deadline_s, Real) and deadline_s > 0):
-            raise ParameterError(f"deadline_s is {deadline_s!r}; allowed: None, or seconds above 0.")
+        began, deadline = perf_counter_ns(), _deadline(deadline_s)
         host = self._serving_now()
         ids, params = self._checked(self.encode(prompt, raw=raw), params)
         host.check(ids, params)
-        request = Request(ids, params, began_ns=began, deadline_s=deadline_s, wake=host.queue.wake, keep=self)
-        host.queue.put(request)
+        queue = host.queue
+        request = Request(
+            ids, params, began_ns=began, deadline=deadline, wake=queue.wake, served_here=queue.served_here, keep=self
+        )
+        queue.put(request)
         return request
 
     @overload  # a text is a sequence of texts as well
@@ -145,7 +149,8 @@ class ServesMany:
 
         prompt: as in `stream`, or a list of such prompts, which are answered together, in order: texts, lists of ids,
         or lists of messages. params is then one for all, or a list with one for each. All are checked before anything
-        runs; if one fails, the others are cancelled and its error is raised.
+        runs; if one fails, the others are cancelled and its error is raised. Not to be called in
+        callbacks and watchers, which run in the thread that answers.
         """
         if _is_many(prompt):
             if on_delta is not None:
@@ -166,6 +171,11 @@ class ServesMany:
         self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None, raw: bool
     ) -> list[GenerationResult]:
         host = self._serving_now()
+        if host.queue.served_here():
+            raise EdgespecError(
+                "generate with several prompts waits for the thread that answers them, and was called in "
+                "that very thread, where callbacks and watchers run: use submit there, or another thread"
+            )
         each = [params] * len(prompts) if isinstance(params, SamplingParams | None) else params
         if not isinstance(each, Sequence):
             raise ParameterError(f"params is {params!r}; allowed: a SamplingParams, or one for each prompt.")
@@ -206,9 +216,21 @@ class ServesMany:
         generation = Generation(self._session(FixedPlanner(None, 0)), ids, params)
         return generation.prompt, params
 
+    def _check_process(self) -> None:
+        """Raises EdgespecError in a fork of the process that made the engine, whose threads are not here."""
+        if self._process != os.getpid():
+            raise EdgespecError(
+                f"this process is a fork of process {self._process}, which has the engine and its threads: make an "
+                "engine in each process, or start processes by spawn"
+            )
+
     def _serving_now(self) -> ServingHost:
         from edgespec.serving.host import ServingHost
 
+        self._check_process()
+        host = self._host
+        if host is not None and not self._closed:
+            return host  # without the lock, which a signal handler cannot take while its thread has it
         with self._starting:
             if self._closed:
                 raise EdgespecError("the engine is closed: make a new one with Engine.from_pretrained")
@@ -226,6 +248,16 @@ class ServesMany:
             host = self._host
         if host is not None:
             host.close()
+
+
+def _deadline(seconds: float | None) -> float | None:
+    """So many seconds from now, as `time.monotonic()`. Raises ParameterError."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, Real) and not isinstance(seconds, bool) and seconds > 0:
+        with suppress(OverflowError):  # of a whole number beyond any float
+            return monotonic() + float(seconds)
+    raise wrong("deadline_s", seconds, "None, or seconds above 0")
 
 
 def _is_many(prompt: Any) -> bool:

@@ -95,9 +95,9 @@ class ServingHost:
         )
 
     def _lengths(self, text: str) -> Lengths:
-        """The planner of that name, with what it has learned if it was there before. Raises ConfigError."""
+        """The planner of that name, with what it has learned if it was there before and works. Raises ConfigError."""
         lengths = self._planners.get(text)
-        if lengths is None:
+        if lengths is None or lengths.reason is not None:
             try:
                 planner = make_load_planner(text, self._costs, self._target.costs)
             except ValueError as error:
@@ -125,7 +125,7 @@ class ServingHost:
 
     def stats(self) -> ServingStats:
         """What the loop has done and does."""
-        totals = self.loop.totals
+        totals, lengths = self.loop.totals, self._runner.lengths
         return ServingStats(
             running=len(self.loop.actives),
             queued=len(self.queue),
@@ -136,7 +136,7 @@ class ServingHost:
             batches=totals.batches,
             gamma_mean=totals.gamma_mean,
             acceptance=totals.acceptance,
-            load_policy=self._runner.lengths.name,
+            load_policy=lengths.name if lengths.reason is None else f"{lengths.name} (failed: {lengths.reason})",
             pool=self.pool.stats,
             resident=self._resident,
             lent=self._elastic is not None and bool(self._elastic.lent),

@@ -31,6 +31,11 @@ class Lengths:
         return self.planner.name
 
     @property
+    def reason(self) -> str | None:
+        """Why the planner was given up, and drafts nothing any more; None if it was not."""
+        return getattr(self.planner, "reason", None)
+
+    @property
     def plain(self) -> bool:
         """Whether texts draft nothing, but for those with a seed: then nothing is asked of drafts and of the policy."""
         return self.planner.plain

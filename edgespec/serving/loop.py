@@ -65,6 +65,9 @@ class ServingLoop:
 
     One iteration is one batch: requests that were cancelled leave, others are admitted while there is room, each that
     runs gets one round, those whose prompt is not read yet share what is left (see `BatchRunner`).
+
+    The thread is ours, so Ctrl-C never comes here, and a `sys.exit` in somebody's callback must not end it: wherever
+    something is caught so that the others go on, it is BaseException.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class ServingLoop:
         self._closing = False
         self._blocked = False
         self._told: set[str] = set()  # what failed beside the batches, and is in the log
-        self._thread = threading.Thread(target=self._run, name="edgespec-serving", daemon=True)
+        self._thread = queue.thread = threading.Thread(target=self._run, name="edgespec-serving", daemon=True)
         self._thread.start()
         _open.add(self)
 
@@ -123,7 +126,7 @@ class ServingLoop:
         """Something that no answer needs: whatever it raises, the answers go on. Each such call is logged once."""
         try:
             return call()
-        except Exception as error:
+        except BaseException as error:
             what = f"{type(error).__name__}: {error}"
             if what not in self._told and len(self._told) < _MOST_TOLD:
                 self._told.add(what)
@@ -134,7 +137,7 @@ class ServingLoop:
         """One iteration; what goes wrong between the requests' own parts fails those that run, and the next work."""
         try:
             self._iterate()
-        except Exception as error:
+        except BaseException as error:
             _log.exception("a batch failed")
             for active in self.actives:
                 active.fail(error)
@@ -175,7 +178,7 @@ class ServingLoop:
                 return
             try:
                 active = self._host.admit(request)
-            except Exception as error:
+            except BaseException as error:
                 if isinstance(error, NoRoom) and self.actives:
                     self._blocked = True  # until those that run make room; nobody overtakes
                     return

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from edgespec.config import RuntimeConfig
 from edgespec.errors import MemoryBudgetError
-from edgespec.loading import check_memory, device_of, topology_of
+from edgespec.loading import KV, POOL, check_memory, device_of, topology_of
 from edgespec.memory.budget import format_bytes, parse_budget
 
-KV, POOL, BATCH = "KV cache", "KV pool", "batch graph"  # the first: of one conversation, which is planned in any case
+BATCH = "batch graph"
 DRAFTS = "drafts of several requests"
 _FEWEST_POSITIONS = 512  # that a pool must hold, or the whole context if that is less
 SLOTS = (1, 2, 4, 8, 16)  # of batch graphs

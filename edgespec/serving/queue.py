@@ -6,6 +6,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 from edgespec.errors import EdgespecError, QueueFullError
 from edgespec.serving.request import Request
@@ -17,15 +19,17 @@ _LEAST_RETRY, _FIRST_RETRY, _MOST_RETRY = 0.5, 1.0, 60.0  # seconds
 class RequestQueue:
     """Any thread puts requests in; the serving thread takes them out, and sleeps here while there is nothing to do.
 
-    most: of requests that may wait. clock: seconds.
+    `wake` takes no lock, so that signal handlers and destructors may call it (see `request`).
+
+    most: of requests that may wait. clock: seconds. thread: the serving one, which the loop enters.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._clock = most, clock
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._lock = threading.RLock()  # a signal handler may submit while its thread does
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self.thread: threading.Thread | None = None
         self._waiting: deque[Request] = deque()
-        self._woken = False
         self._closed = False
         self._last: float | None = None  # when a place became free
         self._interval = 0.0
@@ -45,8 +49,7 @@ class RequestQueue:
                     self._retry_after,
                 )
             self._waiting.append(request)
-            self._woken = True
-            self._changed.notify_all()
+        self.wake()
 
     @property
     def _retry_after(self) -> float:
@@ -82,24 +85,27 @@ class RequestQueue:
         return gone
 
     def wake(self) -> None:
-        with self._lock:
-            self._woken = True
-            self._changed.notify_all()
+        """End `wait`, or the next one."""
+        if self._bell.empty():
+            self._bell.put(None)
 
     def wait(self, timeout: float) -> None:
         """Until something was put in or `wake` was called since the last time, or `timeout` seconds."""
-        with self._lock:
-            self._changed.wait_for(lambda: self._woken, timeout)
-            self._woken = False
+        with suppress(Empty):
+            self._bell.get(timeout=timeout)
+
+    def served_here(self) -> bool:
+        """Whether this thread is the serving one, which must not wait for what is in here."""
+        return threading.current_thread() is self.thread
 
     def close(self) -> list[Request]:
         """Take nothing more; what waited still."""
         with self._lock:
-            self._closed, self._woken = True, True
+            self._closed = True
             left = list(self._waiting)
             self._waiting.clear()
-            self._changed.notify_all()
-            return left
+        self.wake()
+        return left
 
 
 def is_due(request: Request, now: float) -> bool:

@@ -50,7 +50,8 @@ class ServingStats:
     running: requests in the loop, those in prefill included. gamma_mean: planned tokens per round. acceptance: accepted
     of the guessed tokens. tokens: emitted. pool: of keys and values.
     resident: drafts in memory. lent: whether the drafts' memory serves as KV now. elastic: the last such changes.
-    memory_bytes: of the KV pool and of what batches need, as planned.
+    memory_bytes: of the KV pool and of what batches need, as planned. load_policy: if it has failed, that and why, too;
+    then nothing is drafted until one is chosen again.
     """
 
     running: int = 0

@@ -1,4 +1,9 @@
-"""A request that was submitted: read its answer, wait for it, or cancel it, from any thread."""
+"""A request that was submitted: read its answer, wait for it, or cancel it, from any thread.
+
+Nothing here takes a lock. A signal handler, and a destructor that the collector runs, come between any two steps of a
+thread that reads, and must be able to cancel. So what threads share is a flag, or a list of which a single operation
+(append, pop, remove) is the whole step.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,18 @@ import asyncio
 import copy
 import itertools
 import logging
-import threading
+import math
+import os
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Literal, TypeVar
+from functools import partial
+from numbers import Real
+from queue import Empty, SimpleQueue
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from edgespec.decoding.params import SamplingParams
+from edgespec.decoding.params import SamplingParams, wrong
 from edgespec.errors import EdgespecError
 from edgespec.results import GenerationResult, GenerationStats, TextDelta
 
@@ -23,16 +32,26 @@ _log = logging.getLogger(__name__)
 _numbers = itertools.count(1)
 _Error = TypeVar("_Error", bound=BaseException)
 
+_LOOK_SECONDS = 1.0  # between two looks of who waits: whoever was to wake him may have been interrupted (Ctrl-C)
+
+
+class _Ending(NamedTuple):
+    """error: never raised itself, several threads may raise copies of it."""
+
+    status: Status
+    result: GenerationResult | None = None
+    error: EdgespecError | None = None
+
 
 class Request:
     """The handle that `Engine.submit` returns. What nobody reads any more goes on to its end; `cancel` it instead.
 
     Iterating (in several threads or tasks at once, if need be) gives all pieces from the first one on, waiting for the
     next; with `async for` likewise. An answer that was cancelled ends the iteration as a finished one does, one that
-    failed raises what failed it. `await request` is `result`, without holding the event loop up.
+    failed raises what failed it. `await request` is `result`, without holding the event loop up. Waiting where it could
+    never end, in the thread that answers (callbacks run there) and in a fork, raises EdgespecError.
 
-    id: unique in this process. prompt_tokens: ids in the prompt. cancel_reason: why it was cancelled ("deadline" if it
-    took too long), None if it was not.
+    id: unique in this process. prompt_tokens: ids in the prompt.
     """
 
     def __init__(
@@ -41,71 +60,78 @@ class Request:
         params: SamplingParams,
         *,
         began_ns: int,
-        deadline_s: float | None = None,
+        deadline: float | None = None,
         wake: Callable[[], None] = lambda: None,
+        served_here: Callable[[], bool] = lambda: False,
         keep: object = None,
     ) -> None:
-        """ids: a checked prompt. began_ns: `perf_counter_ns()` of the submission. wake: called when there is something
-        to do for the loop. keep: is not let go of before the request is over."""
+        """ids: a checked prompt. began_ns: `perf_counter_ns()` of the submission. deadline: as `time.monotonic()`.
+        wake: called when there is something to do for the loop; takes no lock. served_here: whether this thread is the
+        loop's. keep: is not let go of before the request is over."""
         self.id = f"request-{next(_numbers)}"
-        self.ids, self.params, self.began_ns = ids, params, began_ns
+        self.ids, self.params, self.began_ns, self.deadline = ids, params, began_ns, deadline
         self.prompt_tokens = len(ids)
-        self.deadline = None if deadline_s is None else time.monotonic() + deadline_s
-        self.status: Status = "queued"
-        self.cancel_reason: str | None = None
-        self._wake, self._keep = wake, keep
-        # Only ever entered as `with lock`: entering a condition runs Python code, in which Ctrl-C could strike.
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._stage: Status = "queued"  # until it is over
+        self._reason: str | None = None
+        self._wake, self._served_here, self._keep = wake, served_here, keep
+        self._process = os.getpid()
         self._deltas: list[TextDelta] = []
-        self._listeners: list[Callable[[], None]] = []  # called at each change, outside the lock
+        self._endings: list[_Ending] = []  # the first one counts
+        self._listeners: list[Callable[[], None]] = []  # called at each change
         self._callbacks: list[Callable[[Request], None]] = []
-        self._result: GenerationResult | None = None
-        self._error: EdgespecError | None = None  # never raised itself: several threads may raise copies of it
 
     # What anybody may call
 
     @property
+    def status(self) -> Status:
+        return self._endings[0].status if self._endings else self._stage
+
+    @property
     def over(self) -> bool:
-        return self.status in ("finished", "cancelled", "failed")
+        return bool(self._endings)
+
+    @property
+    def cancel_reason(self) -> str | None:
+        """Why it was cancelled ("deadline" if it took too long); None if it was not, or too late."""
+        return None if self.status == "finished" else self._reason
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """End the answer at the next batch. Nothing happens if it is over, or was cancelled before."""
-        with self._lock:
-            if self.over or self.cancel_reason is not None:
-                return
-            self.cancel_reason = reason
-        self._wake()
+        """End the answer at the next batch. Nothing happens if it is over, or was cancelled before.
+
+        May be called from anywhere, a signal handler and a destructor too.
+        """
+        if not self.over and self._reason is None:
+            self._reason = reason
+            self._wake()
 
     def result(self, timeout: float | None = None) -> GenerationResult:
         """Wait for the whole answer; a cancelled one as far as it came. Raises what failed it.
 
         timeout: seconds, after which TimeoutError is raised and the answer goes on.
         """
-        with self._lock:
-            if not self._changed.wait_for(lambda: self.over, timeout):
-                raise TimeoutError(f"{self.id} is not over after {timeout:g} seconds")
+        seconds = _seconds(timeout)
+        if not self._wait_for(lambda: self.over, seconds):
+            raise TimeoutError(f"{self.id} is not over after {seconds:g} seconds")
         return self._outcome()
 
     def on_done(self, callback: Callable[[Request], None]) -> None:
         """Call this once when the request is over, from the thread that serves, which it must not hold up.
 
-        If it is over already, the call is made now, in this thread.
+        What it raises there is logged. If it is over already, the call is made now, in this thread.
         """
-        with self._lock:
-            if not self.over:
-                self._callbacks.append(callback)
-                return
-        callback(self)
+        if self.over:
+            callback(self)
+            return
+        self._callbacks.append(callback)
+        if self.over:  # meanwhile, and who ended it may have called the others before this one was there
+            self._call_back()
 
     def __iter__(self) -> Iterator[TextDelta]:
         for place in itertools.count():
-            with self._lock:
-                self._changed.wait_for(lambda place=place: place < len(self._deltas) or self.over)  # type: ignore[misc]
-                delta = self._deltas[place] if place < len(self._deltas) else None
-            if delta is None:
+            self._wait_for(lambda place=place: place < len(self._deltas) or self.over)  # type: ignore[misc]
+            if place >= len(self._deltas):
                 break
-            yield delta
+            yield self._deltas[place]
         self._outcome()
 
     async def __aiter__(self) -> AsyncIterator[TextDelta]:
@@ -135,46 +161,75 @@ class Request:
     @contextmanager
     def _alarm(self) -> Iterator[asyncio.Event]:
         """An event of the running event loop that each change sets."""
+        self._may_wait()
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:
             with suppress(RuntimeError):  # the event loop was closed meanwhile: nobody waits there any more
                 loop.call_soon_threadsafe(changed.set)
 
-        with self._lock:
-            self._listeners.append(tell)
-        try:
+        with self._listening(tell):
             yield changed
+
+    def _wait_for(self, ready: Callable[[], bool], seconds: float = math.inf) -> bool:
+        """Wait until that is so; False if it is not in that time."""
+        if ready():
+            return True
+        self._may_wait()
+        until = time.monotonic() + seconds
+        bell: SimpleQueue[None] = SimpleQueue()
+        with self._listening(partial(bell.put, None)):
+            while not ready():
+                left = until - time.monotonic()
+                if left <= 0:
+                    return False
+                with suppress(Empty):
+                    bell.get(timeout=min(left, _LOOK_SECONDS))
+        return True
+
+    @contextmanager
+    def _listening(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Call `listener` at each change within this block."""
+        try:
+            self._listeners.append(listener)
+            yield
         finally:
-            with self._lock:
-                self._listeners.remove(tell)
+            with suppress(ValueError):
+                self._listeners.remove(listener)
+
+    def _may_wait(self) -> None:
+        """Raises EdgespecError where whoever waits would wait for ever."""
+        if self.over:
+            return
+        if self._served_here():
+            raise EdgespecError(
+                f"{self.id} is waited for in the very thread that answers it, where callbacks and watchers run, so it "
+                "would never be over: wait in another thread"
+            )
+        if self._process != os.getpid():
+            raise EdgespecError(f"{self.id} is answered by process {self._process}, of which this one is a fork")
 
     def _outcome(self) -> GenerationResult:
-        if self._error is not None:
-            raise _copied(self._error) from self._error.__cause__
-        assert self._result is not None
-        return self._result
+        ending = self._endings[0]
+        if ending.error is not None:
+            raise _copied(ending.error) from ending.error.__cause__
+        assert ending.result is not None
+        return ending.result
 
     # What the serving thread calls
 
     def become(self, status: Status) -> None:
         """Nothing happens if it is over (the engine was closed meanwhile)."""
-        with self._lock:
-            if not self.over:
-                self.status = status
+        self._stage = status
 
     def push(self, delta: TextDelta) -> None:
         """The next piece of the answer."""
-        with self._lock:
-            self._deltas.append(delta)
-            self._changed.notify_all()
-            listeners = list(self._listeners)
-        for listener in listeners:
-            listener()
+        self._deltas.append(delta)
+        self._tell()
 
     def end(self, result: GenerationResult) -> None:
         """The answer is over; its last piece was pushed."""
-        self._end("cancelled" if result.finish_reason == "cancelled" else "finished", result, None)
+        self._end(_Ending("cancelled" if result.finish_reason == "cancelled" else "finished", result))
 
     def withdraw(self) -> None:
         """It was cancelled before anything was done for it."""
@@ -185,26 +240,47 @@ class Request:
 
     def fail(self, error: BaseException) -> None:
         """Something failed it. What is not meant for the user is wrapped with its cause."""
-        self._end("failed", None, _lasting(error))
+        self._end(_Ending("failed", error=_lasting(error)))
 
-    def _end(self, status: Status, result: GenerationResult | None, error: EdgespecError | None) -> None:
-        with self._lock:
-            if self.over:
-                return
-            if status == "finished":
-                self.cancel_reason = None  # it was asked for too late
-            self._result, self._error, self.status = result, error, status
-            self._keep = None
-            self._changed.notify_all()
-            listeners, callbacks = list(self._listeners), self._callbacks
-            self._callbacks = []
-        for listener in listeners:
+    def _end(self, ending: _Ending) -> None:
+        self._endings.append(ending)
+        self._keep = None
+        self._tell()
+        self._call_back()
+
+    def _tell(self) -> None:
+        for listener in list(self._listeners):
             listener()
-        for callback in callbacks:
+
+    def _call_back(self) -> None:
+        """Call those that are there, each once, whoever comes first; what they raise is not the fault of others."""
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop(0)
+            except IndexError:  # another thread has the last one
+                return
             try:
                 callback(self)
-            except Exception:
+            except BaseException as error:
+                # Not even a sys.exit ends the thread that serves. In others it is meant for them, as Ctrl-C is.
+                if not isinstance(error, Exception) and not self._served_here():
+                    raise
                 _log.exception("what was to be called at the end of %s failed", self.id)
+
+
+def _seconds(timeout: float | None) -> float:
+    """A timeout as a float; None, and what is beyond any float, is for ever."""
+    if timeout is None:
+        return math.inf
+    seconds = math.nan
+    if isinstance(timeout, Real):
+        try:
+            seconds = float(timeout)
+        except OverflowError:
+            seconds = math.inf if timeout > 0 else 0.0
+    if math.isnan(seconds):
+        raise wrong("timeout", timeout, "None, or seconds")
+    return seconds
 
 
 class Where(Exception):

@@ -37,6 +37,7 @@ _RELEASES = {
     "38.4": ("7.1", "13.0"),
     "39.2": ("7.2", "13.2"),
 }
+_MAJORS = {"34": "5", "35": "5", "36": "6", "38": "7", "39": "7"}  # of Jetson Linux -> of JetPack
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,8 @@ class Board:
     @property
     def jetpack_major(self) -> int | None:
         """5, 6 or 7 by the release of Jetson Linux, also where the exact JetPack is not known."""
-        major = int(self.l4t.split(".")[0]) if self.l4t else 0
-        return {34: 5, 35: 5, 36: 6, 38: 7, 39: 7}.get(major)
+        major = _MAJORS.get(self.l4t.split(".")[0])
+        return None if major is None else int(major)
 
     def __str__(self) -> str:
         if not self.jetson:
@@ -101,13 +102,16 @@ def _module(root: Path, name: str) -> str:
 
 
 def _release(l4t: str) -> tuple[str, str]:
-    """JetPack and CUDA of a release: "39.2.1" is looked up as itself, then as "39.2"."""
+    """JetPack and CUDA of a release: "39.2.1" is looked up as itself, then as "39.2"; else the JetPack's major alone.
+
+    `jetpack_of` in scripts/jetson/lib.sh says the same.
+    """
     parts = l4t.split(".")
     for count in (len(parts), 2):
         if found := _RELEASES.get(".".join(parts[:count])):
             # 36.4.x are different JetPacks: one that is not listed must not pass for another.
-            return found if count == len(parts) or parts[:2] != ["36", "4"] else ("", found[1])
-    return "", ""
+            return found if count == len(parts) or parts[:2] != ["36", "4"] else ("6", found[1])
+    return _MAJORS.get(parts[0], ""), ""
 
 
 def _installed_cuda(root: Path) -> str:

@@ -7,6 +7,7 @@ import logging
 import shutil
 import subprocess
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from edgespec.telemetry.system_files import SYSTEM_ROOT
 from edgespec.telemetry.tegrastats import parse
 
 _log = logging.getLogger(__name__)
+_HANGS = 3.0  # seconds without a line of tegrastats
 
 
 class PowerSource(Protocol):
@@ -87,7 +89,7 @@ class TegrastatsPower:
     interval = 0.25
 
     def __init__(self, command: str) -> None:
-        self._watts: float | None = None
+        self._last: tuple[float | None, float] = None, time.monotonic()  # watts, and when they came
         milliseconds = str(int(self.interval * 1000))
         self._process = subprocess.Popen(
             [command, "--interval", milliseconds], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -99,11 +101,13 @@ class TegrastatsPower:
         with suppress(OSError, ValueError):  # the pipe is closed under the reader
             for text in self._process.stdout:
                 read = parse(text)
-                self._watts = None if read is None else read.watts
-        self._watts = None
+                self._last = None if read is None else read.watts, time.monotonic()
+        self._last = None, time.monotonic()
 
     def watts(self) -> float | None:
-        return self._watts
+        """Of the last line; None if none came for a while: it hangs."""
+        watts, came = self._last
+        return watts if time.monotonic() - came < _HANGS else None
 
     def close(self) -> None:
         self._process.terminate()

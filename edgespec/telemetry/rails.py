@@ -65,6 +65,6 @@ def find_rails(root: Path) -> tuple[Rail, ...]:
         for label in matching(folder, "in*_label"):
             found, name = re.fullmatch(r"in(\d+)_label", label.name), line(label)
             channel = int(found[1]) if found else 0
-            if 1 <= channel <= _SHUNT_CHANNELS and name and "NC" not in name and "sum of" not in name:
+            if 1 <= channel <= _SHUNT_CHANNELS and name not in ("", "NC") and "sum of" not in name:
                 rails.append(Rail(name, folder, channel))
     return tuple(rails)

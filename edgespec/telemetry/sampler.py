@@ -16,6 +16,7 @@ from pathlib import Path
 from edgespec.memory import topology
 from edgespec.memory.loader import lower_priority
 from edgespec.memory.pressure import Limits
+from edgespec.telemetry.board import gpu_clock
 from edgespec.telemetry.power import PowerSource, find_power
 from edgespec.telemetry.rails import find_rails
 from edgespec.telemetry.system_files import SYSTEM_ROOT
@@ -35,6 +36,7 @@ class Meter:
 
     def __init__(self, begin: float, most_gap: float) -> None:
         self.notes: dict[str, str] = {}  # what slowed the device down, by cause, as it was first seen
+        self.loads: tuple[float, ...] = ()  # of the GPU, 0 to 1, at each look
         self._last = begin
         self._most_gap = most_gap
         self._watts: float | None = None
@@ -61,6 +63,11 @@ class Meter:
         self._gap = self._gap or seconds > self._most_gap
         self._joules += watts * seconds
         self._last += seconds
+
+    @property
+    def gpu_load(self) -> float | None:
+        """Mean of the looks, 0 to 1; None where the GPU does not tell it."""
+        return sum(self.loads) / len(self.loads) if self.loads else None
 
     @property
     def joules(self) -> float | None:
@@ -90,7 +97,8 @@ class Sampler:
         self._clock = clock
         self._floor = Limits.of(topology.host_total_bytes(root)).floor if floor is None else floor
         self._rails = find_rails(root)
-        self._lock = threading.Lock()  # of the meters, and of the source
+        # Of the meters, and of the source. A stream that nobody ended is ended by the collector, in whatever thread.
+        self._lock = threading.RLock()
         self._awake = threading.Event()
         self._meters: set[Meter] = set()
         self._thread: threading.Thread | None = None
@@ -125,7 +133,7 @@ class Sampler:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            for meter in self._meters:
+            for meter in tuple(self._meters):
                 meter.lose()
             self._meters.clear()
         self._awake.set()
@@ -167,12 +175,12 @@ class Sampler:
             self._told = True
             return
         self._told = False
-        for meter in self._meters:
+        for meter in tuple(self._meters):
             meter.add(now, watts)
         self._tracer.event(f"{watts:.1f} W", int(begin * 1e9), int(now * 1e9), lane=LANE, watts=watts)
 
     def _look(self, meters: list[Meter]) -> None:
-        """Note in each meter, and in the trace, what slows the device down now."""
+        """Note in each meter, and in the trace, what slows the device down now, and how busy the GPU is."""
         begin = self._clock()
         notes = {f"throttled: {cause}": f"throttled: {cause}" for cause in throttling(self._root, self._rails)}
         available = topology.host_available_bytes(self._root)
@@ -180,5 +188,12 @@ class Sampler:
             notes["memory"] = f"memory low: {available // _MIB} MiB left"
         for note in notes.values():
             self._tracer.event(note, int(begin * 1e9), int(self._clock() * 1e9), lane=LANE)
+        clock = gpu_clock(self._root)
+        load = None if clock is None else clock.load
+        if clock is not None and load is not None:
+            name = f"GPU {load:.0%}" + ("" if clock.hertz is None else f" at {clock.hertz / 1e6:.0f} MHz")
+            self._tracer.event(name, int(begin * 1e9), int(self._clock() * 1e9), lane=LANE, gpu_load=load)
         for meter in meters:
             meter.notes = {**notes, **meter.notes}  # replaced, not changed: another thread may be reading it
+            if load is not None:
+                meter.loads = (*meter.loads, load)

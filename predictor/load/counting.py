@@ -41,7 +41,9 @@ class Counting:
         expected = self.steps(running, outcome.lengths)
         expected += sum(self.reading(s) for s, length in zip(running, outcome.lengths) if length and s.behind)
         costs.observe_drafting(expected, outcome.draft_seconds)
-        costs.observe_overhead(len(running), outcome.seconds - outcome.draft_seconds - outcome.target_seconds)
+        # One table is for all planners, and drafts are not even looked at for one that never asks any.
+        if not self.plain or not costs.overhead:
+            costs.observe_overhead(len(running), outcome.seconds - outcome.draft_seconds - outcome.target_seconds)
 
 
 def context_of(view: LoadView) -> int:

@@ -18,9 +18,9 @@ DEFINITIONS = {
     "best": "the draft with the most right first tokens over the next 16 positions of the text; several may share it",
     "top1": "share of samples in which the draft ranked first is a best one",
     "top2": "share of samples in which a best one is among the first two",
-    "top1_within_noise": "as top1, but a draft is right too if it is behind the best by at most "
+    "top1_within_noise": "as top-1, but a draft is right too if it is behind the best by at most "
     "the square root of the number of positions at which exactly one of the two is right: one standard error",
-    "top2_within_noise": "as top1_within_noise, for the better of the first two",
+    "top2_within_noise": "as top-1 with noise allowed, for the better of the first two",
     "tokens": "accepted tokens of a block of the draft ranked first, mean over the next 16 positions",
     "regret": "share of the tokens of the best draft (by tokens, at each sample) that is lost by the one ranked first",
     "calibration_error": "mean distance of expected and seen rates over 10 equal bins of the expected, all drafts",

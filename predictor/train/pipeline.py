@@ -64,6 +64,7 @@ def train_ranker(
         )
     progress(f"{len(training)} texts to train on, {len(stopping)} to stop by, {len(held_out)} held out")
     fitted = fit(corpus, training, stopping, config, progress=progress)
+    progress(f"kept: pass {fitted.best + 1}, {fitted.losses[fitted.best]:.4f} bits a token")
     info = _info(corpus, rest, config, fitted, time.monotonic() - begin, command)
     write_whole(out, ranker_bytes(info, fitted.layers))
     found = evaluate(corpus, held_out, Ranker.load(out, target=corpus.target).rates)

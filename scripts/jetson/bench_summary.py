@@ -11,7 +11,10 @@ from typing import Any
 
 KINDS = ("plain", "drafts")
 WARM_UP = 0
-RAIL = re.compile(r"\b(VDD_IN|VIN) (\d+)(?:mW)?/")  # what the whole board takes; boards without such a rail have none
+RAIL = re.compile(r"\b([A-Z]\w*) (\d+)(?:mW)?/\d+")
+# What the whole board takes: one of these rails, or the sum of those. As in edgespec/telemetry/rails.py.
+INPUTS = ("VDD_IN", "VIN", "POM_5V_IN")
+AGX_PARTS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
 HOT = re.compile(r"\b(?:tj|gpu|cpu)@(\d+(?:\.\d+)?)C", re.IGNORECASE)
 
 
@@ -30,9 +33,18 @@ def middle(runs: list[dict[str, Any]], key: str) -> float | None:
     return round(statistics.median(values), 3) if values else None
 
 
+def watts_of(line: str) -> float | None:
+    """Of the whole board, where the line tells it."""
+    rails = {name: int(milliwatts) for name, milliwatts in RAIL.findall(line)}
+    total = next((rails[name] for name in INPUTS if name in rails), None)
+    if total is None and rails.keys() >= set(AGX_PARTS):
+        total = sum(rails[name] for name in AGX_PARTS)
+    return None if total is None else total / 1000
+
+
 def telemetry(text: str) -> dict[str, Any]:
     """Power of the whole board and the highest temperature in lines of tegrastats; null for what they do not say."""
-    watts = [int(match[2]) / 1000 for match in RAIL.finditer(text)]
+    watts = [found for line in text.splitlines() if (found := watts_of(line)) is not None]
     degrees = [float(match[1]) for match in HOT.finditer(text)]
     return {
         "lines": len(text.splitlines()),

@@ -25,6 +25,10 @@ usage() { # usage FILE: the comment at the head of the script
   awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "$1"
 }
 
+wants() { # wants FLAG [VALUE]: refuse a flag whose value was forgotten; shift would end the script without a word
+  [[ -n "${2:-}" ]] || die "$1 wants a value"
+}
+
 have() { command -v "$1" >/dev/null 2>&1; }
 
 read_text() { # read_text PATH: its text without NUL bytes, or nothing
@@ -117,22 +121,27 @@ soc_name() { # tegra234 = Orin, tegra264 = Thor
 
 is_jetson() { [[ -n "$(l4t_version)" || -n "$(soc_name)" || "$(board_model)" == *Jetson* ]]; }
 
-jetpack_of() { # jetpack_of L4T
+jetpack_of() { # jetpack_of L4T; the major alone for a release that is not listed, as in edgespec/telemetry/board.py
   case "$1" in
-    35.*) printf '5' ;;
+    34.* | 35.*) printf '5' ;;
     36.3 | 36.3.*) printf '6.0' ;;
     36.4 | 36.4.0) printf '6.1' ;;
     36.4.3) printf '6.2' ;;
-    36.4.*) printf '6.2.1' ;;
+    36.4.4 | 36.4.7) printf '6.2.1' ;;
     36.5 | 36.5.*) printf '6.2.2' ;;
+    36.*) printf '6' ;;
+    38.2 | 38.2.*) printf '7.0' ;;
     38.4 | 38.4.*) printf '7.1' ;;
-    38.*) printf '7.0' ;;
-    39.*) printf '7.2' ;;
+    39.2 | 39.2.*) printf '7.2' ;;
+    38.* | 39.*) printf '7' ;;
   esac
 }
 
 sm_of() { # sm_of SOC: the compute capability without its dot
   case "$1" in
+    tegra210) printf '53' ;;
+    tegra186) printf '62' ;;
+    tegra194) printf '72' ;;
     tegra234) printf '87' ;;
     tegra264) printf '110' ;;
   esac

@@ -10,7 +10,7 @@
 #   zram            no compressed swap in memory: it takes memory and CPU while a model runs; from the next boot on
 #   swap            a swap file, so that a full memory makes the board slow instead of killing programs. Models must still fit
 #                   in memory: a model that is swapped out is unusably slow
-# --swap-file PATH  where (default /var/lib/edgespec/swapfile); must be on NVMe: SD cards and eMMC are refused
+# --swap-file PATH  where (default /var/lib/edgespec/swapfile); on NVMe, if there is one; SD cards and eMMC are refused
 # --swap-gb N       how large (default 16)
 #
 # plan and revert only say what they would do, until --apply is given. No other service is touched: nvargus-daemon,
@@ -35,15 +35,18 @@ while (($#)); do
       shift
       ;;
     --steps)
-      steps="${2:-}"
+      wants "$@"
+      steps="$2"
       shift 2
       ;;
     --swap-file)
-      swap_file="${2:-}"
+      wants "$@"
+      swap_file="$2"
       shift 2
       ;;
     --swap-gb)
-      swap_gb="${2:-}"
+      wants "$@"
+      swap_gb="$2"
       shift 2
       ;;
     -h | --help)

@@ -109,6 +109,12 @@ clocks_restore() {
   finish
 }
 
+case "${words[*]:-list}" in # before the board is asked
+  list | "clocks max" | "clocks restore" | revert) ;;
+  set) die "set wants the name or the ID of a mode" ;;
+  "set "*) ((${#words[@]} == 2)) || die "set wants one name or ID, not '${words[*]:1}'" ;;
+  *) die "unknown action '${words[*]}'; see --help" ;;
+esac
 [[ -n "$(power_modes)" ]] || die "no power modes are described in /etc/nvpmodel.conf: this is no Jetson, or a container without that file"
 case "${words[*]:-list}" in
   list) list ;;
@@ -116,5 +122,4 @@ case "${words[*]:-list}" in
   "clocks max") clocks_max ;;
   "clocks restore") clocks_restore ;;
   revert) revert ;;
-  *) die "unknown action '${words[*]}'; see --help" ;;
 esac

@@ -28,15 +28,18 @@ while (($#)); do
       shift
       ;;
     --venv)
-      venv="${2:-}"
+      wants "$@"
+      venv="$2"
       shift 2
       ;;
     --source)
-      source_dir="${2:-}"
+      wants "$@"
+      source_dir="$2"
       shift 2
       ;;
     --index)
-      index="${2:-}"
+      wants "$@"
+      index="$2"
       shift 2
       ;;
     -h | --help)
@@ -46,7 +49,6 @@ while (($#)); do
     *) die "unknown argument '$1'; see --help" ;;
   esac
 done
-[[ -n "$venv" ]] || die "--venv wants a folder"
 [[ -f "$source_dir/pyproject.toml" ]] || die "$source_dir is no edgespec checkout (no pyproject.toml): give --source"
 
 l4t="$(l4t_version)"
@@ -103,6 +105,10 @@ make_venv() {
   change "a virtual environment in $venv" "rm -r $venv" "" python3 -m venv "$venv"
 }
 
+keep_versions() { # torch of PyPI over that of the board does not run; numpy 2 under wheels that want 1 breaks them
+  "$venv/bin/pip" freeze | grep -iE '^(torch|triton|numpy|onnxruntime-gpu)( @|==)' >"$venv/constraints.txt" || true
+}
+
 packages() {
   local revert="remove $venv"
   if ! is_jetson; then
@@ -115,8 +121,11 @@ packages() {
     change "torch, Triton and ONNX Runtime for L4T $l4t" "$revert" "" \
       "$venv/bin/pip" install --index-url "$index" torch triton onnxruntime-gpu
   fi
+  change "the versions of what is built for this board, which nothing may replace, in $venv/constraints.txt" \
+    "rm $venv/constraints.txt" "$venv/bin/pip freeze, of torch, triton, numpy and onnxruntime-gpu" keep_versions
   # Without extras: [cpu] would put another onnxruntime over the one with CUDA.
-  change "edgespec from $source_dir" "$venv/bin/pip uninstall edgespec" "" "$venv/bin/pip" install "$source_dir"
+  change "edgespec from $source_dir" "$venv/bin/pip uninstall edgespec" "" \
+    "$venv/bin/pip" install --constraint "$venv/constraints.txt" "$source_dir"
 }
 
 write_environment() {
@@ -131,7 +140,7 @@ environment() { # Triton's own ptxas may be of another CUDA than the board's
 
 verify() {
   if ((!APPLY)); then
-    say "- then: an operation on the GPU, and edgespec doctor"
+    if is_jetson; then say "- then: an operation on the GPU, and edgespec doctor"; else say "- then: edgespec doctor"; fi
     return
   fi
   if is_jetson; then "$venv/bin/python" "$here/verify_gpu.py" || die "the installation does not work on the GPU; the lines above say why"; fi

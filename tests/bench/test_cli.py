@@ -55,7 +55,7 @@ def test_the_published_document(monkeypatch, capsys, model, tmp_path):
     assert code == 0
     assert json.loads(out.read_text()) == document
     assert set(document) == {"machine", "commands", "rows", "ratios"}
-    assert set(document["machine"]) == {"cpu", "cores", "threads", "memory_bytes", "os", "python", "versions"}
+    assert set(document["machine"]) == {"cpu", "cores", "threads", "memory_bytes", "os", "python", "versions", "code"}
     assert document["machine"]["threads"] == 2
     rows = {row["name"]: row for row in document["rows"]}
     assert rows["plain"]["decode_tokens_per_second"] == pytest.approx(100)

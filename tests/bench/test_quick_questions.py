@@ -33,4 +33,7 @@ def test_the_target_asks_them():
     told = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "make bench-quick " in told
     planned = subprocess.run(["make", "-n", "bench-quick"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    again = ["make", "-n", "bench-quick", "OUT=runs/x", "RESUME=1"]
+    assert "--resume" not in planned
+    assert "--resume" in subprocess.run(again, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert f"--questions {QUESTIONS.relative_to(ROOT)}" in planned

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edgespec import Engine, SamplingParams, residency
-from edgespec.errors import DraftError
+from edgespec.errors import DraftError, MemoryBudgetError
 from edgespec.memory.slots import MemorySlot
 from edgespec.memory.states import State
 from edgespec.residency import HeldDrafts
@@ -136,7 +136,7 @@ def test_where_not_even_the_others_can_be_held_again_the_cause_is_said(
 
         def refused(config: Any, *_: Any) -> Any:
             if config.resident:
-                raise residency.MemoryBudgetError("others took it")
+                raise MemoryBudgetError("others took it")
             return residency.Room()
 
         monkeypatch.setattr(residency, "slots_that_fit", refused)

@@ -55,7 +55,7 @@ def cuda_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         init(self, *arguments, **options)
         self.graphs = Graphs(ScriptedCapture())
 
-    monkeypatch.setattr(cuda_decoder, "_there", lambda _device: torch.device("cpu"))
+    monkeypatch.setattr(cuda_decoder, "device_named", lambda _device: torch.device("cpu"))
     monkeypatch.setattr(cuda_decoder.CudaDecoder, "__init__", scripted)
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
 

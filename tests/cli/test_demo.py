@@ -24,6 +24,8 @@ def test_every_prompt_is_run_both_ways_interleaved(
     assert {request["params"].max_new_tokens for request in requests} == {5}
     for domain in ("code", "maths", "summary", "chat"):
         assert f"[{domain}]" in out
+    assert out.count("\nanswer:\nHello there.") == 4, "the question is told from the answer"
+    assert "with its own words where you can. (with a text of " in out, "which is not shown"
     assert out.count("Hello there.") == 4  # the first answer with drafts is shown, the other runs are not
     assert (
         out.count("-> drafts ngram; accepted 75%; 4.00 tokens/round; 10.0 tokens/s, plain 10.0 tokens/s: 1.00x;") == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import subprocess
 import sys
@@ -127,6 +128,14 @@ def test_show_tells_everything(run: Run, trained: Path) -> None:
         "own prompts: 40 prompts, CC0-1.0",
     ):
         assert words in out, words
+    made = Manifest.read(trained / "code")
+    many = [dataclasses.replace(made.data[0], source=f"source {n}", prompts=n + 1) for n in range(15)]
+    dataclasses.replace(made, data=tuple(many)).write(trained / "code")
+    shown = run("show", "code")[1]
+    assert "source 3: 4 prompts" in shown
+    assert "source 2:" not in shown
+    assert "and 3 more sources of 6 prompts (--json has them all)" in shown
+    made.write(trained / "code")
     code, data = as_json(run, "show", "code")
     assert data["manifest"]["training"]["from"] == "general"
     assert data["state"] == "ok"
@@ -141,6 +150,7 @@ def test_show_tells_everything(run: Run, trained: Path) -> None:
     ("words", "message"),
     [
         (["show", "codee"], "did you mean code?"),
+        (["show", "ngram"], "it has no files to show"),
         (["show"], "the following arguments are required: NAME"),
         (["show", "/no/such/folder"], "/no/such/folder"),
         (["verify", "nobody"], "there is no draft 'nobody'"),

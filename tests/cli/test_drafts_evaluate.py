@@ -80,7 +80,9 @@ def test_a_whole_run(prompts, model, twin, other, tmp_path, capsys) -> None:
     assert document["prompts"]["domains"] == {"code": 2, "math": 2}
     assert document["definitions"]
     assert (out / "heatmap.png").read_bytes().startswith(b"\x89PNG") or not heatmap.available()
-    shown = capsys.readouterr().out
+    told = capsys.readouterr()
+    shown = told.out
+    assert "has evaluation.json" in told.err
     assert "Accepted draft tokens a round, gamma 3" in shown
     assert "lookup+twin" in shown
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -159,3 +160,24 @@ def imported_by(argv: list[str]) -> set[str]:
 @pytest.mark.parametrize("argv", [["--help"], ["generate", "--help"], ["generate", "hi", "--temperature", "-1"]])
 def test_help_and_wrong_input_import_nothing_heavy(argv: list[str]) -> None:
     assert imported_by(argv) == set()
+
+
+@pytest.mark.parametrize("module", ["edgespec.cli.main", "edgespec.cli.chat", "edgespec.engine"])
+def test_ctrl_c_while_modules_are_imported_ends_quietly(module: str) -> None:
+    """Importing takes seconds on a small board, and that is when one notices a misspelt prompt."""
+    code = (
+        "import runpy, sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "sys.argv = ['edgespec', 'generate', 'hi']\n"
+        "runpy.run_module('edgespec', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_console_script_is_the_module() -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert '\nedgespec = "edgespec.__main__:main"\n' in project

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,7 @@ def test_from_prompts_to_a_ranker(tmp_path: Path, capsys) -> None:
     shown = capsys.readouterr()
     assert "By domain" in shown.out
     assert "5 texts to train on, 1 to stop by, 2 held out" in shown.err
+    assert re.search(r"\nkept: pass [12], \d\.\d+ bits a token\n", shown.err)
     header = TraceReader(traces).header
     mine = {draft.name: draft.fingerprint for draft in header.drafts}
     ranker = Ranker.load(out, target=header.target["fingerprint"], drafts=mine)
@@ -84,6 +86,8 @@ def test_evaluate_leaves_out_what_it_was_trained_on(traces, ranker, tmp_path, ca
     assert main(["predictor", "evaluate", "--traces", str(more), *words]) == 0
     shown = capsys.readouterr().out
     assert "5 texts that the ranker has not seen; drafts: left, right" in shown
+    assert main(["predictor", "evaluate", "--traces", str(traces), str(more), *words]) == 0
+    assert "9 texts that the ranker has not seen, 20 that it was made with are left out" in capsys.readouterr().out
     for title in ("By domain", "By what the ranker sees", "Rankings without a ranker", "prompt text"):
         assert title in shown
     assert "Trained apart" not in shown
@@ -104,7 +108,7 @@ def test_what_is_refused(traces, ranker, tmp_path, capsys) -> None:
         ([*evaluate, str(ranker), "--traces", str(other_target)], "made for another target"),
         ([*evaluate, str(ranker), "--traces", str(other_drafts)], "trained with other drafts (left, right)"),
         ([*evaluate, str(ranker), "--traces", str(damaged)], "is no index of traces"),
-        ([*evaluate, str(ranker), "--traces", str(tmp_path / "nowhere")], "cannot be read"),
+        ([*evaluate, str(ranker), "--traces", str(tmp_path / "nowhere")], "there are no traces"),
         ([*evaluate, str(bad), "--traces", str(traces)], "bad.onnx cannot be used"),
         ([*evaluate, str(ranker), "--traces", str(traces), "--out", str(tmp_path / "no" / "f")], "cannot be written"),
         ([*train, str(traces), str(other_target), "--out", str(tmp_path / "r.onnx")], "has another target than"),

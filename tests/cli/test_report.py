@@ -24,11 +24,15 @@ def test_the_status_line_of_plain_decoding_claims_no_acceptance() -> None:
 
 def test_the_status_line_tells_energy_and_what_slowed_the_device() -> None:
     answer = result("Hi there.", [1, 2, 3], "stop", "ngram")
-    answer.stats.energy_joules = 4.5
+    answer.stats.energy_joules, answer.stats.gpu_load = 4.5, 0.63
     answer.stats.device_notes = ["throttled: the GPU is too hot", "memory low: 120 MiB left"]
     line = report.status_line(answer, 412_000_000)
-    assert line.endswith("412 MB, 4.5 J, 1.50 J a token, throttled: the GPU is too hot, memory low: 120 MiB left")
-    assert sum(row.startswith("device ") for row in report.details(answer.stats)) == 2
+    assert line.endswith(
+        "412 MB, 4.5 J, 1.50 J a token, GPU 63% busy, throttled: the GPU is too hot, memory low: 120 MiB left"
+    )
+    rows = report.details(answer.stats)
+    assert sum(row.startswith("device ") for row in rows) == 2
+    assert sum(row.startswith("GPU ") and "63%" in row for row in rows) == 1
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,8 @@ def test_the_clock_of_the_first_token_starts_with_the_request(monkeypatch: pytes
         now[0] += 1000
         return now[0]
 
-    monkeypatch.setattr("edgespec.decoding.round.perf_counter_ns", clock)
+    for module in ("round", "drafting"):
+        monkeypatch.setattr(f"edgespec.decoding.{module}.perf_counter_ns", clock)
     generation = Generation(
         session(None, [oracle(text)], 3), PROMPT, SamplingParams(max_new_tokens=9), began_ns=-5_000_000
     )

@@ -11,11 +11,12 @@ from drafts import zoo
 from drafts.base import Loadable, LoadCancelled
 from drafts.head import FILE_NAME, conversation_bytes, loaded_bytes
 from drafts.load_now import OwnSlot, Unhindered, load_now
-from edgespec import draft_loading
+from edgespec import Engine, draft_loading
 from edgespec.config import RuntimeConfig
-from edgespec.draft_loading import IMAGES, LoadedDraft, load_draft, load_drafts
-from edgespec.errors import DraftError
+from edgespec.draft_loading import IMAGES, LoadedDraft, check_names, load_draft, load_drafts
+from edgespec.errors import ConfigError, DraftError
 from edgespec.loading import Target, load_target
+from edgespec.memory.loader import Control, RateLimit
 from tests.support.draft_sets import write_draft, write_standalone
 from tests.support.tiny import write_tiny
 from tests.support.tiny_head import Hindered, tiny_spec
@@ -111,14 +112,47 @@ def test_a_checkpoint_that_was_replaced_is_not_taken_for_the_one_that_was_added(
 
 def test_a_standalone_draft_can_be_called_off_at_every_place(config, target):
     draft = loadable(lazily(config, target)["small"])
-    whole = Hindered()
-    draft.load(OwnSlot(0), whole)
-    draft.unload()
+    for _ in range(2):  # what was verified once, and built, is not again
+        whole = Hindered()
+        draft.load(OwnSlot(0), whole)
+        draft.unload()
     assert whole.places > 8
     for end in range(1, whole.places + 1):
         with pytest.raises(LoadCancelled):
             draft.load(OwnSlot(0), Hindered(end))
         assert not draft.loaded
+
+
+def test_a_standalone_draft_is_read_as_loads_read(config, target, folder):
+    """All of it by the loader's reader, and once: what was verified is not read again until somebody writes it."""
+    draft = loadable(lazily(config.replace(device="torch-cpu"), target)["small"])
+    file = folder / "small" / "model.safetensors"
+    size = file.stat().st_size
+    read = []
+    for control in (Hindered(), Hindered()):
+        draft.load(OwnSlot(0), control)
+        draft.unload()
+        read.append(control.nbytes)
+    assert read[0] > 1.9 * size
+    assert 0.9 * size < read[1] < 1.1 * size
+    loader = Control((), RateLimit(None))
+    draft.load(OwnSlot(0), loader)
+    draft.unload()
+    assert loader.bytes_read == read[1]
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(DraftError, match="another sha256"):
+        draft.load(OwnSlot(0), Hindered())
+
+
+def test_a_checkpoint_without_a_manifest_is_read_so_too(config, target, tmp_path):
+    """Of one that nobody has written since, not even the fingerprint is taken again."""
+    path = write_tiny(tmp_path / "other", seed=1, **SHAPE)
+    draft = loadable(load_draft(str(path), config.replace(device="torch-cpu"), target, None))
+    control = Hindered()
+    draft.load(OwnSlot(0), control)
+    size = (path / "model.safetensors").stat().st_size
+    assert 0.9 * size < control.nbytes < 1.1 * size
 
 
 def test_what_they_take(config, target):
@@ -142,3 +176,37 @@ def test_at_once_they_are_loaded(config, target):
         load_now(loadable(drafts[name]))
     assert all(loadable(drafts[name]).loaded for name in ("code", "math", "small"))
     assert target.planned == before  # slots are planned by who has them
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cod", "did you mean code?"),
+        ("Math", "did you mean math?"),
+        ("xyzzy", "known are auto, ngram, "),
+    ],
+)
+def test_a_word_that_no_draft_is_called_by_is_refused_before_anything_is_loaded(config, monkeypatch, name, words):
+    monkeypatch.setattr("edgespec.engine.load_target", lambda *_: pytest.fail("the model was loaded"))
+    with pytest.raises(ConfigError, match=f"there is no draft '{name}'") as caught:
+        Engine.from_pretrained(drafts=["ngram", name], config=config)
+    assert words in str(caught.value)
+
+
+NAMES = ("auto", "ngram", "code", "set", "smollm2-135m", "./gone", "gone.gguf", "org/gone", "here")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_drafts_sets_and_models_and_paths_are_not(config, tmp_path, monkeypatch, name):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    check_names(config.replace(drafts=[name]))
+
+
+def test_lookup_is_there_where_no_draft_that_was_named_can_be_used(config, target, tmp_path):
+    gone = str(tmp_path / "gone")
+    drafts = lazily(config.replace(drafts=[gone]), target)
+    assert {name: each.status.active for name, each in drafts.items()} == {"gone": False, "ngram": True}
+    assert str(drafts["gone"].status).startswith("failed: there is no file or folder"), "no class in front"
+    assert set(lazily(config.replace(drafts=[gone, "code"]), target)) == {"gone", "code"}
+    assert lazily(config.replace(drafts=()), target) == {}

@@ -317,9 +317,11 @@ class TestFigures:
         assert one == same
         assert one["by_gamma"]["3"]["low"] != other["by_gamma"]["3"]["low"]
 
-    def test_one_prompt_has_no_interval(self) -> None:
-        figure = figures([made(5, 10)], Bootstrap("code", 1, 0), None)["by_gamma"]["3"]
-        assert (figure["low"], figure["high"]) == (None, None)
+    def test_a_few_prompts_have_no_interval(self) -> None:
+        for count, known in ((1, False), (4, False), (5, True)):
+            scores = [made(n, 10) for n in range(count)]
+            figure = figures(scores, Bootstrap("code", count, 0), None)["by_gamma"]["3"]
+            assert (figure["low"] is not None, figure["high"] is not None) == (known, known)
 
     def test_a_paired_difference_is_clearer_than_the_spread(self) -> None:
         rng = np.random.default_rng(1)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
 
 from drafts import hub_sets, zoo
-from drafts.hub_sets import SET_FILE, HubSet, fitting, for_model
+from drafts.hub_sets import SET_FILE, HubSet, for_model
 from edgespec import catalog, draft_loading, set_fits
 from edgespec.config import RuntimeConfig
 from edgespec.errors import DraftError
 from edgespec.hub import HUB_ID
+from edgespec.memory.budget import parse_budget
+from edgespec.memory.topology import Topology
+from edgespec.models.footprint import footprint
+from edgespec.models.spec import required_tensors
 from edgespec.models.tokenizer import load_tokenizer
+from edgespec.models.weights.opening import open_weights
 from tests.support.tiny import write_tiny
 from tests.support.tiny_engine import GREEDY, QUESTION, SHAPE, load, plain
 from tests.support.tiny_gguf import write_tiny_gguf
 
-GIB = 1 << 30
 SHIPPED = {each.name: each for each in hub_sets.hub_sets()}
 TINY = """
 format = 1
@@ -28,8 +36,7 @@ description = "a tiny target and its draft"
 name = "Model"
 licence = "MIT"
 parameters = 10
-vocab_rows = 288
-kv_values = 64
+architecture = { kind = "llama", vocab = 288, hidden = 32, inner = 64, layers = 2, heads = 2, kv_heads = 1, head = 16 }
 source = "https://example.org"
 [target.builds.bf16]
 model = "org/model"
@@ -39,8 +46,7 @@ name = "small"
 domain = "general"
 licence = "MIT"
 parameters = 5
-vocab_rows = 300
-kv_values = 64
+architecture = { kind = "qwen3", vocab = 300, hidden = 32, inner = 64, layers = 1, heads = 2, kv_heads = 1, head = 16 }
 source = "https://example.org"
 [draft.builds.q4_0]
 model = "org/small-GGUF:small.gguf"
@@ -53,8 +59,7 @@ name = "extra"
 domain = "code"
 licence = "MIT"
 parameters = 5
-vocab_rows = 288
-kv_values = 64
+architecture = { kind = "llama", vocab = 288, hidden = 32, inner = 64, layers = 2, heads = 2, kv_heads = 1, head = 16 }
 optional = true
 source = "https://example.org"
 [draft.builds.bf16]
@@ -94,39 +99,73 @@ def test_no_weights_are_shipped_with_them():
     assert not {each.name for each in zoo.sets()} & set(SHIPPED)
 
 
+@pytest.mark.parametrize("name", SHIPPED)
+def test_architectures_and_files_belong_together(name: str):
+    """The parameters are those of the shapes; a 4-bit file holds them as `set_fits` takes them to be stored."""
+    for model in (SHIPPED[name].target, *SHIPPED[name].drafts):
+        shapes = required_tensors(model.spec)
+        numbers = {each: math.prod(shape) for each, shape in shapes.items()}
+        assert sum(numbers.values()) == pytest.approx(model.parameters, rel=0.015)
+        if "q4_0" in model.builds:
+            headers = set_fits._Headers(model)
+            nbytes = 0.0
+            for each, count in numbers.items():
+                form = headers.layout(each)
+                plain = 4.0 if len(shapes[each]) == 1 else 210 / 256  # of Q6_K
+                nbytes += count * plain if form is None else form.nbytes(shapes[each])
+            # That of Qwen3-0.6B has some more digits somewhere.
+            off = 0.13 if "ggml-org" in model.builds["q4_0"].model else 0.03
+            assert nbytes == pytest.approx(model.builds["q4_0"].bytes, rel=off), model.name
+
+
+def fits(free: float, device: str = "cuda", sets: list[HubSet] | None = None) -> dict[str, hub_sets.SetFit]:
+    """By name, on a board with so many GB free."""
+    size_of = partial(footprint, device=device, weight_format="exact", unified=True, plain=False)
+    there = Topology("discrete", int(free * 1e9), lambda: (int(free * 1e9), int(free * 1e9)))
+    found = set_fits.fitting(size_of, lambda _size: parse_budget("auto", there), sets=sets)
+    return {fit.name: fit for fit in found}
+
+
 @pytest.mark.parametrize(
     ("free", "expected"),
-    [  # what a board has free in text mode: Orin Nano 4 GB, 8 GB, Orin NX 16 GB
+    [  # what a board has free in text mode: Orin Nano 4 GB, 8 GB, Orin NX 16 GB; the table in docs/jetson.md
         (3.0, {"qwen2.5-3b-instruct": -1, "qwen2.5-7b-instruct": -1, "llama-3.2-3b-instruct": -1, "qwen3-4b": -1}),
         (6.6, {"qwen2.5-3b-instruct": 2, "qwen2.5-7b-instruct": -1, "llama-3.2-3b-instruct": 1, "qwen3-4b": 1}),
-        (14.5, {"qwen2.5-3b-instruct": 3, "qwen2.5-7b-instruct": 4, "llama-3.2-3b-instruct": 1, "qwen3-4b": 2}),
+        (14.5, {"qwen2.5-3b-instruct": 2, "qwen2.5-7b-instruct": 2, "llama-3.2-3b-instruct": 1, "qwen3-4b": 1}),
     ],
 )
 def test_what_fits_which_board(free: float, expected: dict[str, int]):
-    found = {fit.name: fit for fit in fitting(int(free * 1e9), workspace=set_fits.CUDA_PROCESS)}
+    found = fits(free)
     assert {name: fit.slots for name, fit in found.items()} == expected
     assert all(fit.fits == (fit.slots > 0) and name in fit.text for name, fit in found.items())
     assert all(("does not fit" in fit.text) == (not fit.fits) for fit in found.values())
 
 
+def test_sets_are_counted_as_the_engine_counts(root: Path, tmp_path: Path):
+    """For a model of the same shapes that is here."""
+    model = hub_sets.hub_sets()[0].drafts[0]
+    headers: Any = set_fits._Headers(replace(model, builds={"bf16": model.builds["bf16"]}))
+    shape = {"vocab_size": 300, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    path = write_tiny(tmp_path / "m", "qwen3", hidden_size=32, intermediate_size=64, head_dim=16, **shape)
+    for device in ("cpu", "cuda"):
+        told = footprint(headers, device, "exact")
+        with open_weights(path) as weights:
+            here = footprint(weights, device, "exact")
+        assert (told.weights, told.position) == (here.weights, here.position)
+        assert told.slot(64) == pytest.approx(here.slot(64), rel=0.001)
+
+
 def test_between_target_and_first_draft_there_is_a_word_for_it(root: Path):
     sets = hub_sets.hub_sets()
-    need = sets[0].target.needs(8)
-    (fit,) = fitting(int((need + 10) / 0.9) + 1, workspace=0, context=8, sets=sets)
-    assert fit.slots == 0
-    assert "smallest draft" in fit.text
+    (fit,) = fits(100.0, sets=sets).values()
+    assert (fit.slots, fit.held) == (1, "all")
+    (less,) = fits((fit.target + 1000 + (256 << 20)) / 1e9, sets=sets).values()
+    assert less.slots == 0
+    assert "smallest draft" in less.text
 
 
-def test_a_device_without_any_free_memory_is_no_error(tmp_path: Path):
-    assert all(fit.slots == -1 for fit in set_fits.sets_here(tmp_path, available=0))
-
-
-def test_on_a_jetson_the_gpus_engine_is_planned(tmp_path: Path):
-    here = set_fits.sets_here(tmp_path, available=4 * GIB)
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/nv_tegra_release").write_text("# R36 (release), REVISION: 4.3, GCID: 1, BOARD: generic\n")
-    there = set_fits.sets_here(tmp_path, available=4 * GIB)
-    assert all(one.room > other.room for one, other in zip(here, there))
+def test_a_device_without_any_free_memory_is_no_error():
+    assert all(fit.slots == -1 for fit in fits(0.0).values())
 
 
 @pytest.mark.parametrize(
@@ -137,9 +176,11 @@ def test_on_a_jetson_the_gpus_engine_is_planned(tmp_path: Path):
         ('model = "org/small"', 'model = "org/small:../x.gguf"', "hub id"),
         ("optional = true", 'optional = "yes"', "true or false"),
         ('name = "extra"', 'name = "small"', "each name once"),
-        ("vocab_rows = 300", "vocab_rows = 300\nrows = 2", "not known"),
+        ("vocab = 300", "vocab = 300, rows = 2", "not known"),
+        ('"qwen3"', '"gpt2"', "must be one of llama, qwen2, qwen3"),
         ('domain = "code"', "", "domain is missing"),
-        ("kv_values = 64", "kv_values = -1", "whole number"),
+        ("kv_heads = 1", "kv_heads = -1", "whole number"),
+        ("inner = 64, ", "", "inner is missing"),
         ("[[draft]]", "[[draft", "not valid TOML"),
     ],
 )

@@ -13,7 +13,7 @@ from drafts.head import FILE_NAME
 from drafts.manifest import MANIFEST, Acceptance
 from edgespec import SamplingParams
 from edgespec.draft_loading import load_draft
-from edgespec.errors import DraftError
+from edgespec.errors import ConfigError, DraftError
 from edgespec.loading import target_facts
 from tests.support.draft_sets import edit, write_draft, write_standalone
 from tests.support.tiny import write_tiny
@@ -86,8 +86,10 @@ def test_names_sets_and_paths(target, trained, tmp_path):
 
 
 def test_a_name_that_is_none_lists_those_there_are(target, trained):
-    with load(target, drafts=["codee", "ngram"]) as engine:
-        assert "Drafts of this target are general, code, math" in engine.drafts["codee"]
+    with pytest.raises(ConfigError, match="did you mean code"):
+        load(target, drafts=["codee", "ngram"])
+    with load(target, drafts=["ngram"]) as engine:
+        assert "Drafts of this target are general, code, math" in engine.add_draft("codee").status
         assert engine.drafts["ngram"] == "active"
 
 

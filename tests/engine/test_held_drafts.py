@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from drafts.head import FILE_NAME
-from edgespec import SamplingParams
-from edgespec.errors import ConfigError
+from edgespec import SamplingParams, residency
+from edgespec.errors import ConfigError, DraftError
 from edgespec.memory.states import State
 from edgespec.telemetry.trace import LOADS, Tracer
 from predictor.planner import Candidate
@@ -94,6 +94,20 @@ def test_use_draft_brings_it_in_and_keeps_it(target: Path) -> None:
             result = engine.generate(QUESTION, GREEDY)
             assert result.stats.draft_share[name] > 0
             assert result.token_ids == plain(engine, QUESTION)
+
+
+def test_use_draft_says_why_a_draft_cannot_come_in(target: Path) -> None:
+    with load(target, resident=1, gamma=3) as engine:
+        engine.working_set.lend("a test")
+        with pytest.raises(DraftError, match=r"draft math cannot be used: it is \w+, as .* holds keys and values"):
+            engine.use_draft("math")
+        engine.working_set.take_back("a test")
+        engine.working_set.set_capacity(0, "a test")
+        with pytest.raises(DraftError, match=r"draft math cannot be used: it is \w+, as memory is too short"):
+            engine.use_draft("math")
+        engine.working_set.set_capacity(1, "a test")
+        engine.use_draft("math")
+        assert engine.drafts["math"] == "active"
 
 
 def test_a_seed_writes_the_same_text_whatever_is_resident(target: Path) -> None:
@@ -251,3 +265,14 @@ def test_soak_of_retargets_against_generations(target: Path) -> None:
         assert counters.loads >= 3
         assert counters.failures == counters.waits_in_round == 0
         assert all(status == "active" or not status.startswith("failed") for status in engine.drafts.values())
+
+
+def test_more_than_there_are_is_said_once(target: Path, caplog: pytest.LogCaptureFixture) -> None:
+    residency._warn_of_resident.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for resident in (4, 9, 9):
+            with load(target, resident=resident, gamma=3) as engine:
+                assert engine.working_set.slots == 4
+    assert [record.getMessage() for record in caplog.records] == [
+        "resident = 9 is more than there is to hold (drafts with weights: 4)"
+    ]

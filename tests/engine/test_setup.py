@@ -212,3 +212,16 @@ def test_logprobs_are_the_target_s_own(engine):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
         assert other.top[0][0] == other.token_id  # greedy: the chosen one leads
         assert other.margin >= 0
+
+
+def test_too_many_threads_are_said_once(folder, caplog, monkeypatch):
+    from edgespec import loading
+
+    monkeypatch.setattr(loading.os, "cpu_count", lambda: 2)
+    loading._warn_of_threads.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            load(folder, drafts=["ngram", str(folder)], threads=99, gamma=3).close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "99 threads on 2 cores would slow each other down; 2 are used"
+    ]

@@ -58,6 +58,7 @@ def compile_all(capability: int) -> list[dict[str, Any]]:
     ops.use("triton")
     _products()
     _layers()
+    _blocks()
     _acceptance()
     return compiled
 
@@ -87,6 +88,13 @@ def _layers() -> None:
             qkv = torch.zeros(width, 12 * head_dim, dtype=dtype)
             q = ops.rotary_and_write(qkv, tables, tables, kv, width, 8, norms=norms)
             ops.attention(q, kv, width, window, span=span)
+
+
+def _blocks() -> None:
+    for head_dim, dtype in ((128, HALF), (64, torch.bfloat16), (128, torch.float32)):
+        slab = torch.zeros(2, 3, 8, 2, 64, head_dim, dtype=dtype)
+        ops.move_blocks((slab, slab.clone()), torch.zeros(5, 4, dtype=torch.int64))
+    ops.remap(torch.zeros(17, 2, 514, dtype=torch.int64), torch.zeros(5, 4, dtype=torch.int64))
 
 
 def _acceptance() -> None:

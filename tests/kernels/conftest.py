@@ -18,7 +18,7 @@ import torch
 
 from edgespec.kernels import ops
 
-KERNELS = ("linear", "norm", "rotary", "attention", "acceptance")
+KERNELS = ("linear", "norm", "rotary", "attention", "acceptance", "blocks")
 INSTALLED = find_spec("triton") is not None
 COMPILED = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 

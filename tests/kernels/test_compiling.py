@@ -34,9 +34,9 @@ def test_all_kernels_compile(capability: int, tmp_path: Path) -> None:
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
     names = {kernel["name"] for kernel in kernels}
     assert names >= {"_dot", "_vector", "_finish", "_rms_norm", "_rotary_and_write", "_chunk", "_merge", "_best",
-                     "_join", "_greedy", "_judge", "_mass", "_draw"}  # fmt: skip
+                     "_join", "_greedy", "_judge", "_mass", "_draw", "_move", "_remap"}  # fmt: skip
     for kernel in kernels:
         assert kernel["shared"] <= BOARDS[capability], kernel
         assert kernel["local"] == 0, f"registers are spilled: {kernel}"
-        if kernel["name"] in ("_dot", "_vector", "_chunk"):
+        if kernel["name"] in ("_dot", "_vector", "_chunk", "_move"):
             assert kernel["widest"] == 16, f"memory is not read 16 bytes at a time: {kernel}"

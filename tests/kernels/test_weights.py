@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edgespec.errors import ModelError
-from edgespec.kernels.weights import QuantisedTorch, can_stack, stacked
+from edgespec.kernels.weights import QuantisedTorch
 from edgespec.models.weights.gguf_types import dequantize
 from tests.kernels.cases import quantised
 
@@ -41,23 +41,19 @@ def test_nibbles_of_a_group_are_its_halves() -> None:
     assert high.tolist() == [(i >> 4) - 3 for i in range(64)]
 
 
-def test_rows_and_stacks_are_parts_of_one_matrix() -> None:
-    one, two = quantised(1, 5, 128, mode="shift"), quantised(2, 3, 128, mode="shift")
-    both = stacked([one, two])
+@pytest.mark.parametrize("mode", ["symmetric", "zeros", "shift"])
+def test_rows_are_parts_of_one_matrix(mode: Any) -> None:
+    one, two = quantised(1, 5, 128, mode=mode), quantised(2, 3, 128, mode=mode)
+    both = one.unset(8, torch.device("cpu"))
+    for rows, part in ((both.rows(0, 5), one), (both.rows(5, 8), two)):
+        for into, tensor in zip(rows.tensors(), part.tensors(), strict=True):
+            into.copy_(tensor)
     assert both.shape == (8, 128)
-    assert both.mode == "shift"
+    assert both.mode == mode
     assert both.nbytes == one.nbytes + two.nbytes
     assert torch.equal(both.dequantise(), torch.cat((one.dequantise(), two.dequantise())))
     assert torch.equal(both.rows(5, 8).dequantise(), two.dequantise())
     assert both.rows(5, 8).q.data_ptr() == both.q[5:].data_ptr()
-
-
-def test_other_layouts_are_not_stacked() -> None:
-    parts = [quantised(1, 5, 128), quantised(2, 5, 128, mode="zeros")]
-    assert can_stack(parts[:1])
-    assert not can_stack(parts)
-    with pytest.raises(ModelError, match="2 different layouts"):
-        stacked(parts)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_a_damaged_index(tmp_path: Path, change) -> None:
 
 
 def test_no_traces(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="cannot be read"):
+    with pytest.raises(TraceError, match="nowhere: there are no traces"):
         TraceReader(tmp_path / "nowhere")
     (tmp_path / INDEX).write_text("{")
     with pytest.raises(TraceError, match="no index of traces"):

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from edgespec.telemetry.tegrastats import parse
 from tests.scripts.boards import Stubs, make_board, run
+from tests.support.tegrastats_lines import ALL
 
 # A line of tegrastats from an Orin Nano (8 GB).
 TEGRASTATS = (
@@ -85,3 +87,14 @@ def test_a_run_that_fails_ends_it(board: Path, stubs: Stubs, tmp_path: Path) -> 
 @pytest.mark.parametrize("arguments", [["--runs", "0"], ["--tokens", "x"], ["--model"]])
 def test_wrong_arguments(board: Path, stubs: Stubs, tmp_path: Path, arguments: list[str]) -> None:
     assert "wants a" in bench(board, stubs, tmp_path / "out", *arguments, code=1)
+
+
+def test_the_watts_of_every_board(board: Path, stubs: Stubs, tmp_path: Path) -> None:
+    """As the engine's own reader of tegrastats has them: AGX Orin has no rail of the whole board, but its parts."""
+    for number, line in enumerate(ALL):
+        stubs.add("tegrastats", f"for _ in 1 2 3; do echo '{line}'; done; exec sleep 30")
+        bench(board, stubs, tmp_path / str(number), "--runs", "1", "--tokens", "3")
+        read = parse(line)
+        assert read is not None
+        found = result_of(tmp_path / str(number))["tegrastats"]["mean_watts"]
+        assert found == (None if read.watts is None else pytest.approx(read.watts, abs=0.001))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.telemetry import board
 from tests.scripts.boards import make_board, run, snapshot
 
 
@@ -97,3 +98,38 @@ def test_it_changes_nothing(root: Path) -> None:
 def test_the_root_may_come_from_the_environment(root: Path) -> None:
     done = run("detect.sh", env={"EDGESPEC_ROOT": str(make_board(root, "thor"))})
     assert json.loads(done.stdout)["soc"] == "tegra264"
+
+
+@pytest.mark.parametrize(
+    "l4t",
+    [
+        "34.1.1",
+        "35.4.1",
+        "36.3.0",
+        "36.4",
+        "36.4.0",
+        "36.4.3",
+        "36.4.4",
+        "36.4.5",
+        "36.4.7",
+        "36.5.0",
+        "36.6.0",
+        "38.2.1",
+        "38.3.0",
+        "38.4.0",
+        "39.2.1",
+        "99.1",
+    ],
+)
+def test_doctor_says_the_same_of_a_release(root: Path, l4t: str) -> None:
+    make_board(root, "nano-8")
+    major, _, rest = l4t.partition(".")
+    (root / "etc/nv_tegra_release").write_text(f"# R{major} (release), REVISION: {rest}, GCID: 1, BOARD: generic\n")
+    assert (detect(root)["jetpack"] or "") == board.detect(root).jetpack
+
+
+@pytest.mark.parametrize("soc", sorted(board._SM))
+def test_doctor_says_the_same_of_a_chip(root: Path, soc: str) -> None:
+    make_board(root, "nano-8")
+    (root / "proc/device-tree/compatible").write_bytes(f"nvidia,p3450-0000\0nvidia,{soc}".encode())
+    assert detect(root)["sm"] == board.detect(root).sm == board._SM[soc]

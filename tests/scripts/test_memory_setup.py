@@ -113,6 +113,7 @@ def test_caches_are_dropped_on_request(board: Path, stubs: Stubs) -> None:
     [
         (["--steps", "zram,nvargus-daemon"], "unknown step 'nvargus-daemon'"),
         (["--swap-gb", "0"], "from 1 to 99"),
+        (["--steps", ""], "--steps wants a value"),
         (["--swap-file", "relative"], "a full path"),
         (["--swap-file", "/a b;rm -rf"], "a full path"),
         (["plan", "revert"], "only one action"),

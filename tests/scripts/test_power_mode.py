@@ -68,3 +68,20 @@ def test_a_mode_that_nvpmodel_refuses_is_an_error(board: Path, stubs: Stubs) -> 
 
 def test_a_machine_without_power_modes_says_so(root: Path, stubs: Stubs) -> None:
     assert "this is no Jetson" in mode(make_board(root, "x86"), stubs, code=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["sett", "3"], "unknown action 'sett 3'"),
+        (["set"], "set wants the name or the ID"),
+        (["set", "15W", "25W"], "set wants one name or ID"),
+        (["clocks"], "unknown action 'clocks'"),
+    ],
+)
+@pytest.mark.parametrize("name", ["nano-8", "x86"])
+def test_wrong_words_are_named_on_any_machine(
+    root: Path, stubs: Stubs, name: str, words: list[str], answer: str
+) -> None:
+    assert answer in mode(make_board(root, name), stubs, *words, "--apply", code=1)
+    assert stubs.calls == []

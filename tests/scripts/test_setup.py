@@ -113,3 +113,28 @@ def test_boards_without_wheels_are_refused_before_anything_is_done(
 def test_a_python_that_is_too_old_is_refused(root: Path, stubs: Stubs, venv: Path) -> None:
     stubs.add("python3", 'case "$1" in -c) exit 1 ;; *) echo Python 3.8.10 ;; esac')
     assert "python3 is Python 3.8.10" in setup(make_board(root, "nx-16"), stubs, venv, "--apply", code=1)
+
+
+@pytest.mark.parametrize("flag", ["--venv", "--source", "--index"])
+def test_a_flag_without_its_value_is_said_and_nothing_is_done(root: Path, stubs: Stubs, venv: Path, flag: str) -> None:
+    assert f"error: {flag} wants a value" in setup(make_board(root, "nx-16"), stubs, venv, "--apply", flag, code=1)
+    assert stubs.calls == []
+
+
+@pytest.mark.parametrize(("name", "told"), [("nx-16", True), ("x86", False)])
+def test_an_operation_on_the_gpu_is_announced_where_there_is_one(
+    root: Path, stubs: Stubs, venv: Path, name: str, told: bool
+) -> None:
+    assert ("an operation on the GPU" in setup(make_board(root, name), stubs, venv)) == told
+
+
+def test_what_was_built_for_the_board_is_not_replaced(root: Path, stubs: Stubs, venv: Path) -> None:
+    """By torch or numpy of PyPI, when edgespec's own packages come from there."""
+    frozen = "certifi==1\nnumpy==1.26.4\ntorch==2.8.0\ntorchvision==0.23\ntriton @ file:///t.whl\nonnxruntime-gpu==1.23"
+    pip = venv.parent / "template" / "pip"
+    pip.write_text(pip.read_text() + f'\nif [[ "$1" == freeze ]]; then echo "{frozen}"; fi\n')
+    setup(make_board(root, "nx-16"), stubs, venv, "--apply")
+    kept = (venv / "constraints.txt").read_text().splitlines()
+    assert kept == ["numpy==1.26.4", "torch==2.8.0", "triton @ file:///t.whl", "onnxruntime-gpu==1.23"]
+    last = [call for call in installs(stubs) if call.startswith("pip install")][-1]
+    assert last.startswith(f"pip install --constraint {venv}/constraints.txt ")

@@ -17,6 +17,8 @@ from edgespec.server.app import App
 from edgespec.server.settings import ServerSettings
 from tests.server.fakes import FakeEngine, Script
 
+CHAT = "/v1/chat/completions"
+
 
 class Answer(NamedTuple):
     status: int
@@ -130,3 +132,25 @@ def until(condition: Callable[[], Any], seconds: float = 10) -> None:
 def request_bytes(path: str, body: bytes, *headers: str, version: str = "1.1") -> bytes:
     lines = [f"POST {path} HTTP/{version}", "host: localhost", "content-type: application/json", *headers]
     return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
+
+
+def until_sent(sock: socket.socket, end: bytes | None) -> bytes:
+    """All that comes until `end` does, or until the connection is closed."""
+    text = b""
+    while end is None or end not in text:
+        data = sock.recv(65536)
+        if not data:
+            assert end is None, f"the connection ended after {text!r}"
+            break
+        text += data
+    return text
+
+
+def ended(sock: socket.socket) -> bool:
+    """Whether the server ends the connection, whatever it said before."""
+    try:
+        while sock.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True

@@ -120,15 +120,16 @@ class FakeEngine:
     def submit(
         self, prompt: Any, params: SamplingParams, *, raw: bool = False, deadline_s: float | None = None
     ) -> Request:
-        if self.script.submit_error is not None:
-            raise self.script.submit_error
+        script = self.script  # a test may have another one as soon as it arrived
+        if script.submit_error is not None:
+            raise script.submit_error
         if any(token >= 100_000 for token in params.logit_bias):
             raise ParameterError("logit_bias has a token that there is not")
-        request = Request(prompt, params, began_ns=time.perf_counter_ns(), deadline_s=deadline_s, wake=self._wake)
+        request = Request(prompt, params, began_ns=time.perf_counter_ns(), wake=self._wake)
         self.submitted.append(SimpleNamespace(ids=list(prompt), params=params, raw=raw, deadline=deadline_s))
         self.requests.append(request)
         self.arrived.release()
-        thread = threading.Thread(target=self._answer, args=(request,), daemon=True)
+        thread = threading.Thread(target=self._answer, args=(request, script), daemon=True)
         self._threads.append(thread)
         thread.start()
         return request
@@ -154,12 +155,12 @@ class FakeEngine:
         if self.script.gate is not None:
             self.script.gate.release()
 
-    def _answer(self, request: Request) -> None:
+    def _answer(self, request: Request, script: Script) -> None:
         said: list[str] = []
         request.become("running")
-        for piece in self.script.pieces:
-            if self.script.gate is not None:
-                self.script.gate.acquire()
+        for piece in script.pieces:
+            if script.gate is not None:
+                script.gate.acquire()
             if request.cancel_reason is not None:
                 break
             if isinstance(piece, BaseException):
@@ -167,10 +168,10 @@ class FakeEngine:
                 return
             said.append(piece)
             ids = tuple(map(ord, piece[:100]))
-            text = "" if piece == self.script.hidden else piece
+            text = "" if piece == script.hidden else piece
             request.push(TextDelta(text, ids, "code", max(0, len(ids) - 1), logprobs=logprobs_of(request, ids)))
         cancelled = request.cancel_reason is not None
-        finish = "cancelled" if cancelled else self.script.finish
+        finish = "cancelled" if cancelled else script.finish
         request.push(TextDelta("", (), None, 0, finish))
         request.end(answer(request, "".join(said), finish))
 

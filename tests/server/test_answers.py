@@ -278,10 +278,11 @@ def test_models(server: Running) -> None:
 
 
 def test_what_is_not_there(server: Running) -> None:
-    assert server.ask("/v1/embeddings", {}).status == 404
+    nothing = server.ask("/v1/embeddings", {})
+    assert (nothing.status, nothing.error["code"]) == (404, "not_found")
     answer = server.ask("/v1/chat/completions")
     assert (answer.status, answer.headers["allow"]) == (405, "POST")
-    assert server.ask("/v1/models", {}).status == 405
+    assert server.ask("/v1/models", {}).error["code"] == "wrong_method"
     for path in ("/", "/health", "/v1/models", "/metrics"):
         head = server.ask(path, method="HEAD")
         assert (head.status, head.body) == (200, b"")

@@ -11,10 +11,9 @@ import pytest
 
 from edgespec.server import lifecycle
 from edgespec.server.settings import SPARE_CONNECTIONS, Limits, ServerSettings
-from tests.server.conftest import Running, Start, request_bytes, until
+from tests.server.conftest import CHAT, Running, Start, ended, request_bytes, until, until_sent
 from tests.server.fakes import Script
 
-CHAT = "/v1/chat/completions"
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 WHOLE = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
 
@@ -52,6 +51,14 @@ def test_a_huge_body(start: Start) -> None:
         sock.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999\r\n".encode())
         sock.sendall(b"expect: 100-continue\r\n\r\n")
         assert sock.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_of_too_many_values(start: Start) -> None:
+    server = start(limits=Limits(body_parts=100))
+    answer = server.chat(x=[0] * 100)
+    assert (answer.status, answer.error["code"]) == (413, "body_too_large")
+    assert server.chat(x=[0] * 50).status == 200
+    assert server.chat(**{f"x{n}": 0 for n in range(60)}).json["edgespec"]["ignored"]
 
 
 def test_a_body_that_does_not_come(start: Start) -> None:
@@ -124,6 +131,17 @@ def test_what_is_no_http(server: Running, data: bytes) -> None:
     with server.open(data) as sock:
         assert sock.recv(100)[9:10] == b"4"
     assert server.ask("/health").status == 200
+
+
+def test_a_length_beside_chunks(server: Running) -> None:
+    """What a proxy that goes by the length takes for more of the body is not taken for a request."""
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+    more = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    chunks = f"{len(WHOLE):x}\r\n".encode() + WHOLE + b"\r\n0\r\n\r\n"
+    with server.open(f"{head}content-length: 500\r\n\r\n".encode() + chunks + more) as sock:
+        assert until_sent(sock, None).count(b"HTTP/1.1 ") == 1
+    with server.open(f"{head}\r\n".encode() + chunks + more) as sock:
+        assert until_sent(sock, b'"status":"ok"}').count(b"HTTP/1.1 200") == 2
 
 
 def test_http_1_0(server: Running) -> None:
@@ -288,28 +306,6 @@ def test_hundreds_of_connections(start: Start) -> None:
     until(lambda: not server.app.answering.running)
     assert len(server.engine.submitted) >= 200  # all but those whose client had left before
     assert server.chat().status == 200
-
-
-def until_sent(sock: socket.socket, end: bytes | None) -> bytes:
-    """All that comes until `end` does, or until the connection is closed."""
-    text = b""
-    while end is None or end not in text:
-        data = sock.recv(65536)
-        if not data:
-            assert end is None, f"the connection ended after {text!r}"
-            break
-        text += data
-    return text
-
-
-def ended(sock: socket.socket) -> bool:
-    """Whether the server ends the connection, whatever it said before."""
-    try:
-        while sock.recv(65536):
-            pass
-    except ConnectionResetError:
-        pass
-    return True
 
 
 def gone(sock: socket.socket) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import threading
@@ -12,8 +13,10 @@ import pytest
 from edgespec.errors import ConfigError
 from edgespec.server import lifecycle
 from edgespec.server.settings import ServerSettings
-from tests.server.conftest import Running, Start, until
+from tests.server.conftest import CHAT, Running, Start, ended, request_bytes, until, until_sent
 from tests.server.fakes import Script
+
+ASK = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 def in_thread(server: Running, **fields: Any) -> tuple[threading.Thread, list[Any]]:
@@ -100,26 +103,100 @@ def test_what_is_encoded_when_the_grace_ends_is_cancelled(start: Start) -> None:
     assert (answers[0].status, answers[0].error["code"]) == (503, "unavailable")
 
 
-def test_a_second_signal_ends_at_once(start: Start) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_second_signal_ends_the_grace(start: Start, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     server = start(Script(gate=threading.Semaphore(1)), grace_seconds=600)
-    answers: list[Any] = []
-
-    def ask() -> None:
-        try:
-            answers.append(server.chat())
-        except OSError as error:
-            answers.append(error)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    assert server.engine.arrived.acquire(timeout=10)
+    thread, answers = in_thread(server, stream=stream)
     server.server.handle_exit(signal.SIGINT, None)
     server.server.handle_exit(signal.SIGINT, None)
+    thread.join(10)
     server.thread.join(10)
     assert not server.thread.is_alive()
     assert server.server.signals == 2
-    thread.join(10)
-    assert isinstance(answers[0], OSError) or answers[0].status == 500  # not an answer
+    last = answers[0].events[-1] if stream else answers[0].json
+    assert last["edgespec"]["cancelled"] == "shutdown"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("said", [0, 1])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_does_not_end_an_answer_does_not_hold_the_server(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, said: int, stream: bool
+) -> None:
+    """Clients that were not answered yet are told, in OpenAI's form; nothing is logged, it is nobody's fault."""
+    monkeypatch.setattr(lifecycle, "_HURRIED_SECONDS", 0.05)
+    server = start(Script(gate=threading.Semaphore(said)), grace_seconds=600)
+    monkeypatch.setattr(server.engine, "_wake", lambda: None)  # a cancel has no effect
+    with server.open(request_bytes(CHAT, json.dumps({**ASK, "stream": stream}).encode())) as sock:
+        assert server.engine.arrived.acquire(timeout=10)
+        until(lambda: len(server.engine.requests[0]._deltas) == said)
+        begun = until_sent(sock, b"Hello") if stream and said else b""
+        for _ in range(2):
+            server.server.handle_exit(signal.SIGTERM, None)
+        server.thread.join(10)
+        assert not server.thread.is_alive()
+        if begun:  # it breaks off
+            assert ended(sock)
+        else:
+            head, _, body = until_sent(sock, None).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert json.loads(body)["error"]["code"] == "unavailable"
+    assert not caplog.records
+
+
+def test_a_third_signal_ends_at_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "_HURRIED_SECONDS", 600)
+    server = start(Script(gate=threading.Semaphore(1)), grace_seconds=600)
+    monkeypatch.setattr(server.engine, "_wake", lambda: None)
+    with server.open(request_bytes(CHAT, json.dumps(ASK).encode())):
+        assert server.engine.arrived.acquire(timeout=10)
+        for _ in range(3):
+            server.server.handle_exit(signal.SIGTERM, None)
+        server.thread.join(10)
+        assert not server.thread.is_alive()
+
+
+def test_a_body_that_is_still_coming_is_not_waited_for(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    server = start(grace_seconds=600)
+    ask = request_bytes(CHAT, json.dumps(ASK).encode())
+    with server.open(ask[:-5]) as sock, server.open(ask[:20]) as beginning:
+        until(lambda: server.server.server_state.tasks)
+        assert server.app.busy == 0
+        server.server.handle_exit(signal.SIGTERM, None)
+        text = until_sent(sock, None)
+        assert text.startswith(b"HTTP/1.1 503 ")
+        assert b'"code":"unavailable"' in text
+        server.thread.join(10)
+        assert not server.thread.is_alive()
+        assert ended(beginning)
+    assert not server.engine.submitted
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_connection_is_closed_after_its_last_answer(start: Start, stream: bool) -> None:
+    """Also while another answer holds the server up: a client may read until the end."""
+    gates = threading.Semaphore(1), threading.Semaphore(0)
+    server = start(Script(["Hello", " there"], gate=gates[0]), grace_seconds=600)
+    with server.open(request_bytes(CHAT, json.dumps({**ASK, "stream": stream}).encode())) as sock:
+        assert server.engine.arrived.acquire(timeout=10)
+        until(lambda: server.engine.requests[0]._deltas)
+        if stream:
+            until_sent(sock, b"Hello")
+        server.engine.script = Script(gate=gates[1])
+        other = threading.Thread(target=server.chat)
+        other.start()
+        assert server.engine.arrived.acquire(timeout=10)
+        server.server.handle_exit(signal.SIGTERM, None)
+        gates[0].release()
+        text = until_sent(sock, None)
+        assert b" there" in text
+        assert stream or b"\r\nconnection: close\r\n" in text  # the head of a stream was out before
+    assert server.thread.is_alive()
+    gates[1].release(10)
+    other.join(10)
+    server.thread.join(10)
+    assert not server.thread.is_alive()
 
 
 def test_a_port_that_is_taken() -> None:

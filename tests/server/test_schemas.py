@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import tracemalloc
 from typing import Any
 
 import pytest
 
-from edgespec.server.body import parse_object
+from edgespec.server import body as body_module
+from edgespec.server.body import MOST_PARTS, parse_object
 from edgespec.server.errors import ApiError
 from edgespec.server.schemas import chat_ask, completion_ask, sampling_params
 
@@ -103,6 +106,9 @@ def test_roles_and_parts() -> None:
         ({"temperature": -1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": 1e999}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"min_p": 10**400}, "min_p"),
+        ({"max_tokens": -(10**400)}, "max_tokens"),
         ({"top_p": 1.1}, "top_p"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"stop": 5}, "stop"),
@@ -112,9 +118,11 @@ def test_roles_and_parts() -> None:
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": {"1": "x"}}, "logit_bias.1"),
         ({"logit_bias": {"1": float("inf")}}, "logit_bias"),
+        ({"logit_bias": {"1": 10**400}}, "logit_bias"),
         ({"seed": 1.5}, "seed"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 10**400}, "top_logprobs"),
         ({"logprobs": 3}, "logprobs"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -154,6 +162,7 @@ def test_completions_refuse(fields: dict[str, Any]) -> None:
     ("ask", "values"),
     [
         (chat_ask, {"messages": [1] * 50_000}),
+        (chat_ask, {"messages": [USER], **{str(n): 1 for n in range(50_000)}}),
         (chat_ask, {"messages": [{"role": "user", "content": [1] * 50_000}]}),
         (chat_ask, {"messages": [USER], "logit_bias": {str(n): "x" for n in range(50_000)}}),
         (chat_ask, {"messages": [USER], "stop": [1] * 50_000}),
@@ -203,3 +212,31 @@ def test_what_is_no_json_object(body: bytes) -> None:
     with pytest.raises(ApiError) as raised:
         parse_object(body)
     assert (raised.value.status, raised.value.code) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("part", ["[],", "{},", "1,"])
+def test_a_body_of_many_values_is_refused_before_they_are_made(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making millions of them takes seconds, in which neither other clients nor the engine get on."""
+    marks = 1 if part == "1," else 2
+    body = ('{"x":[' + part * ((MOST_PARTS - 2) // marks) + "0]}").encode()
+    assert set(parse_object(body)) == {"x"}
+    monkeypatch.setattr(json, "loads", lambda *args, **options: pytest.fail("it is parsed"))
+    with pytest.raises(ApiError, match=f"more than the {MOST_PARTS} that it may have") as raised:
+        parse_object(body.replace(b"0]", part.encode() * 2 + b"0]"))
+    assert (raised.value.status, raised.value.code) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_nothing_is_collected_while_values_are_made(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(body_module, "_finite_float", lambda word: seen.append(gc.isenabled()) or float(word))
+    was = gc.isenabled()
+    try:
+        (gc.enable if before else gc.disable)()
+        assert parse_object(b'{"a": 0.5}') == {"a": 0.5}
+        assert (seen, gc.isenabled()) == ([False], before)
+        with pytest.raises(ApiError):
+            parse_object(b'{"a": 0.5')
+        assert gc.isenabled() == before
+    finally:
+        (gc.enable if was else gc.disable)()

@@ -44,7 +44,8 @@ def test_wrong_settings(wrong: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["body_bytes", "prompt_tokens", "connections", "bodies_bytes", "request_seconds", "stall_seconds"]
+    "name",
+    ["body_bytes", "prompt_tokens", "connections", "bodies_bytes", "body_parts", "request_seconds", "stall_seconds"],
 )
 @pytest.mark.parametrize("value", [0, -1])
 def test_wrong_limits(name: str, value: int) -> None:

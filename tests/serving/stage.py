@@ -74,13 +74,14 @@ class Stage:
         )
         self.loop: ServingLoop | None = None
 
-    def submit(self, prompt: Sequence[int], deadline_s: float | None = None, **params: Any) -> Request:
+    def submit(self, prompt: Sequence[int], deadline: float | None = None, **params: Any) -> Request:
         request = Request(
             list(prompt),
             SamplingParams(**params),
             began_ns=perf_counter_ns(),
-            deadline_s=deadline_s,
+            deadline=deadline,
             wake=self.queue.wake,
+            served_here=self.queue.served_here,
         )
         self.queue.put(request)
         return request

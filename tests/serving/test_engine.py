@@ -95,6 +95,9 @@ def test_what_is_wrong_with_one_of_many_is_said_before_anything_runs(engine: Eng
         engine.submit("a", deadline_s=0)
     with pytest.raises(ParameterError, match="deadline_s is '5'"):
         engine.submit("a", deadline_s="5")  # type: ignore[arg-type]
+    for wrong in (10**400, float("nan"), True):
+        with pytest.raises(ParameterError, match=r"deadline_s is .*; allowed: None, or seconds above 0"):
+            engine.submit("a", deadline_s=wrong)
     for params in ({"temperature": 1}, {}, 5):
         with pytest.raises(ParameterError, match="allowed: a SamplingParams"):
             engine.submit("a", params)  # type: ignore[arg-type]

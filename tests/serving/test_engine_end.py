@@ -15,6 +15,7 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.errors import EdgespecError, ModelError
+from edgespec.serving import engine_part
 from tests.serving.engines import GREEDY, PROMPTS, WAIT, load
 
 
@@ -193,3 +194,54 @@ def test_an_engine_that_nobody_has_any_more_ends_its_threads(folder: Path) -> No
     for thread in set(threading.enumerate()) - before:
         thread.join(WAIT)
     assert not set(threading.enumerate()) - before
+
+
+def test_a_deadline_counts_from_the_call(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from when the prompt was encoded, which may take as long."""
+    clock, encode = [100.0], engine.encode
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        clock[0] += 50.0
+        return encode(*args, **options)
+
+    monkeypatch.setattr(engine_part, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(engine, "encode", slowly)
+    request = engine.submit(PROMPTS[0], GREEDY, deadline_s=7)
+    assert request.deadline == 107.0
+    request.result(WAIT)
+
+
+def test_a_watcher_that_asks_for_several_answers_is_told_so(engine: Engine) -> None:
+    engine.start_serving()
+    told: list[str] = []
+
+    def ask(record: Any) -> None:
+        if not told:
+            told.append("")
+            try:
+                engine.generate(PROMPTS[:2], GREEDY)
+            except EdgespecError as error:
+                told[0] = str(error)
+
+    end = engine.watch(ask)
+    try:
+        engine.submit(PROMPTS[0], GREEDY).result(WAIT)
+    finally:
+        end()
+    assert "waits for the thread that answers them, and was called in that very thread" in told[0]
+
+
+def test_a_fork_is_told_that_the_engine_is_not_its_own(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads are not there, so it would wait for ever."""
+    engine.start_serving()
+    chat = engine.conversation()
+    monkeypatch.setattr(engine, "_process", 1)  # as in a fork of process 1
+    ways: list[Callable[[], Any]] = [
+        lambda: engine.submit(PROMPTS[0]),
+        lambda: engine.generate(PROMPTS[:2]),
+        lambda: engine.generate(PROMPTS[0]),
+        lambda: chat.send(PROMPTS[0]),
+    ]
+    for way in ways:
+        with pytest.raises(EdgespecError, match="this process is a fork of process 1"):
+            way()

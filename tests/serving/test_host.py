@@ -94,3 +94,25 @@ def test_the_end_gives_all_back_whatever_fails(folder: Path, monkeypatch: pytest
         monkeypatch.setattr(serving.pool, "close", lambda: (closed.append(1), close()))
     assert closed
     assert engine._target.planned == before
+
+
+def test_a_load_policy_that_fails_says_so_and_works_when_it_is_chosen_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(folder, load_policy="fixed:2") as engine:
+        engine.start_serving()
+        assert engine._host is not None
+        assert engine.serving is not None
+        assert engine.serving.load_policy == "fixed:2"
+        guard: Any = engine._host._runner.lengths.planner
+        monkeypatch.setattr(guard._planner, "lengths", lambda view: [1 // 0])
+        alone = engine.generate(PROMPTS[0], GREEDY).token_ids
+        (first, *_others) = engine.generate(PROMPTS[:3], GREEDY)
+        assert first.token_ids == alone
+        assert first.stats.proposed_tokens == 0
+        assert engine.serving.load_policy.startswith("fixed:2 (failed: ZeroDivisionError: ")
+        engine.load_policy = "fixed:2"
+        assert engine.serving.load_policy == "fixed:2"
+        (first, *_others) = engine.generate(PROMPTS[:3], GREEDY)
+        assert first.token_ids == alone
+        assert first.stats.proposed_tokens > 0

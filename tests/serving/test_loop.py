@@ -242,8 +242,8 @@ def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
 def test_a_deadline_ends_what_waits_and_what_runs() -> None:
     stage = Stage(most=1)
     running = stage.submit(PROMPT, max_new_tokens=100)
-    waiting = stage.submit(PROMPT, deadline_s=1e-9)
-    stage.before_batch[5] = lambda: setattr(running, "deadline", 0.0)  # long past
+    waiting = stage.submit(PROMPT, deadline=0.0)  # long past
+    stage.before_batch[5] = lambda: setattr(running, "deadline", 0.0)
     stage.ran(running, waiting)
     for request in (running, waiting):
         assert request.result(WAIT).finish_reason == "cancelled"

@@ -1,4 +1,4 @@
-"""The parts of serving by themselves: queue, handle, votes, memory, lengths, drafters."""
+"""The parts of serving by themselves: votes, memory, lengths, drafters (for queue and handle see test_request)."""
 
 from __future__ import annotations
 
@@ -14,127 +14,21 @@ import numpy as np
 import pytest
 
 from edgespec.config import RuntimeConfig
-from edgespec.decoding.params import SamplingParams
-from edgespec.errors import EdgespecError, MemoryBudgetError, QueueFullError
+from edgespec.errors import MemoryBudgetError
 from edgespec.memory.working_set import WorkingSet
-from edgespec.results import GenerationResult, GenerationStats, TextDelta
 from edgespec.serving import memory
 from edgespec.serving.drafters import Drafters
 from edgespec.serving.lengths import Lengths
-from edgespec.serving.queue import RequestQueue
 from edgespec.serving.records import BatchRecord
-from edgespec.serving.request import Request
 from edgespec.serving.texts import Texts
 from edgespec.steering import RankerThread, Scheduler
 from predictor import CostTable
 from predictor.load import BatchCosts, make_load_planner
 from predictor.planner import PLAIN, Forecast
 from predictor.policies import make_policy
-from tests.support.loadables import Clock, ScriptedDraft
+from tests.support.loadables import ScriptedDraft
 
 MIB = 1 << 20
-
-
-def request(**settings: Any) -> Request:
-    return Request([5, 6], SamplingParams(), began_ns=0, **settings)
-
-
-def result(reason: Any = "stop") -> GenerationResult:
-    return GenerationResult("ab", (5, 6), reason, 2, GenerationStats())
-
-
-# The queue
-
-
-def test_the_time_to_come_back_is_that_of_a_place() -> None:
-    clock = Clock()
-    queue = RequestQueue(2, clock)
-    for _ in range(2):
-        queue.put(request())
-    with pytest.raises(QueueFullError) as caught:
-        queue.put(request())
-    assert caught.value.retry_after_s == 1.0  # nothing is known yet
-    queue.take(queue.first())
-    for _ in range(30):
-        queue.put(request())
-        clock.now += 4.0
-        queue.take(queue.first())
-    queue.put(request())
-    with pytest.raises(QueueFullError, match=r"try again in 4\.0 s"):
-        queue.put(request())
-    for _ in range(2):
-        clock.now += 4.0
-        queue.take(queue.first())
-    clock.now += 10_000.0  # nobody came: that says nothing about waiting
-    for _ in range(2):
-        queue.put(request())
-    queue.take(queue.first())
-    queue.put(request())
-    with pytest.raises(QueueFullError, match=r"try again in 4\.0 s"):
-        queue.put(request())
-
-
-def test_what_is_due_leaves_the_queue_and_a_cancel_wakes_it() -> None:
-    queue = RequestQueue(10)
-    kept, late, left = request(), request(deadline_s=1e-9), request(wake=queue.wake)
-    for each in (kept, late, left):
-        queue.put(each)
-    queue.wait(10)
-    woken = threading.Thread(target=left.cancel, args=("left",))
-    woken.start()
-    queue.wait(10)  # until the cancel
-    woken.join()
-    assert queue.withdraw(late.deadline or 0) == [late, left]
-    assert (late.cancel_reason, left.cancel_reason) == ("deadline", "left")
-    assert queue.first() is kept
-    assert queue.close() == [kept]
-    with pytest.raises(EdgespecError, match="closed"):
-        queue.put(kept)
-
-
-def test_closing_while_those_that_are_due_are_looked_for() -> None:
-    queue = RequestQueue(10)
-    late = request(deadline_s=1e-9, wake=lambda: queue.close())
-    queue.put(late)
-    assert queue.withdraw(late.deadline or 0) == []  # whoever closes has them
-    assert not queue.take(late)
-
-
-# The handle
-
-
-def test_a_request_is_over_once_and_says_how() -> None:
-    one = request(keep=object())
-    told: list[str] = []
-    one.on_done(lambda r: told.append(r.status))
-    with pytest.raises(TimeoutError, match=r"request-\d+ is not over after 0.01 seconds"):
-        one.result(0.01)
-    one.push(TextDelta("ab", (5, 6), None, 0, "stop"))
-    one.end(result())
-    one.fail(RuntimeError("too late"))
-    one.cancel("too late")
-    assert (one.status, one.cancel_reason, told) == ("finished", None, ["finished"])
-    assert one.result().text == "ab"
-    assert [delta.text for delta in one] == ["ab"]
-
-
-def test_a_cancel_that_comes_too_late_leaves_no_reason() -> None:
-    one = request()
-    one.cancel("left")
-    one.cancel("again")
-    assert one.cancel_reason == "left"
-    one.end(result())
-    assert (one.status, one.cancel_reason) == ("finished", None)
-
-
-def test_the_pieces_before_a_failure_are_read_before_it() -> None:
-    one = request()
-    one.push(TextDelta("a", (5,), None, 0))
-    one.fail(EdgespecError("no memory left"))
-    pieces = iter(one)
-    assert next(pieces).text == "a"
-    with pytest.raises(EdgespecError, match="no memory left"):
-        next(pieces)
 
 
 # Votes

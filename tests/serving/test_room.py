@@ -171,3 +171,17 @@ def test_a_text_whose_keys_and_values_cannot_be_had_fails_alone(monkeypatch: pyt
         for i in (0, 2):
             assert list(requests[i].result(WAIT).token_ids) == plain_greedy(ToyDecoder(), [5 + i, 6], 20)
     assert calls[3:5] == [3, 2]
+
+
+def test_a_target_that_runs_out_again_and_again_is_told_of_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = ToyDecoder()
+    target.batch_slots = 4
+    widths = short_of_memory(target, monkeypatch, set(range(2, 30, 3)))
+    stage = Stage(target)
+    for result in stage.ran(*(stage.submit(PROMPT, max_new_tokens=40) for _ in range(2))):
+        assert list(result.token_ids) == plain_greedy(ToyDecoder(), PROMPT, 40)
+    assert len(widths) > 30
+    told = [record.getMessage() for record in caplog.records if "ran out of memory" in record.getMessage()]
+    assert [words.split("by now ")[1].split(" times")[0] for words in told] == ["1", "2", "4", "8"]

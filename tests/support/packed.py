@@ -18,6 +18,21 @@ from tests.support.tiny import tiny_config, tiny_tensors, write_tiny
 AWQ_PLACES = [0, 2, 4, 6, 1, 3, 5, 7]  # which output of eight each four bits of an integer hold, lowest first
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SHAPE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gptq": {},
+    "gptq, groups of 64": {"group": 64},
+    "gptq, groups of 128": {"group": 128},
+    "gptq, one group": {"group": -1},
+    "gptq, symmetric": {"symmetric": True},
+    "gptq v2": {"version": "gptq_v2"},
+    "gptq, float32 scales": {"scales": np.float32},
+    "gptq v2, 8 bits": {"version": "gptq_v2", "bits": 8, "group": 64},
+    "gptq, 8 bits": {"bits": 8},
+    "gptq, 8 bits, symmetric": {"bits": 8, "symmetric": True, "group": 128},
+    "gptq, qwen2": {"architecture": "qwen2"},
+    "awq": {"method": "awq"},
+    "awq, groups of 128": {"method": "awq", "group": 128, "tie_word_embeddings": True},
+}
 
 
 @dataclass
@@ -75,12 +90,14 @@ def write_packed(
     shuffled: bool = False,
     seed: int = 0,
     architecture: str = "llama",
+    scales: type[np.floating[Any]] = np.float16,
     **changes: Any,
 ) -> Packed:
     """A random model whose linear layers are packed; embedding, LM head, norms and biases are float16.
 
     group -1: one for all inputs. symmetric: every zero point is the middle. version: of GPTQ's format, "gptq" (zero
-    points less one, see `less_one`) or "gptq_v2". shuffled: inputs belong to groups in random order, as with desc_act.
+    points less one, see `less_one`) or "gptq_v2". scales: their type in the file. shuffled: inputs belong to groups in
+    random order, as with desc_act.
     """
     rng = np.random.default_rng(seed)
     config = tiny_config(architecture, **{**SHAPE, **changes})
@@ -119,7 +136,7 @@ def write_packed(
             zeros = along_outputs(zero, bits, plain)
             made.tensors[f"{stem}.qzeros"] = less_one(zeros, bits) if version == "gptq" else zeros
             made.tensors[f"{stem}.g_idx"] = owner.astype(np.int32)
-        made.tensors[f"{stem}.scales"] = np.ascontiguousarray(scale.T)
+        made.tensors[f"{stem}.scales"] = np.ascontiguousarray(scale.T.astype(scales))
     made.save()
     return made
 

@@ -137,6 +137,16 @@ def test_tegrastats_as_a_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
+def test_a_tegrastats_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = TegrastatsPower(stub(tmp_path, f"echo '{real.ORIN_NANO}'; exec sleep 60"))
+    assert until(lambda: source.watts() == 12.479)
+    monkeypatch.setattr(power, "_HANGS", 0.0)
+    assert source.watts() is None
+    assert source._process.poll() is None
+    source.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
 def test_a_tegrastats_that_ends_by_itself(tmp_path: Path) -> None:
     source = TegrastatsPower(stub(tmp_path, "echo cannot open /dev/x >&2; exit 1"))
     source._process.wait(5)

@@ -195,6 +195,40 @@ def test_heat_current_and_short_memory_are_noted_and_traced(tmp_path: Path) -> N
     sampler.close()
 
 
+def test_how_busy_the_gpu_is(tmp_path: Path) -> None:
+    root, tracer = boards.NANO_8.write(tmp_path), Tracer()
+    sampler = Sampler(None, root=root, tracer=tracer)
+    meter = sampler.begin()
+    assert meter.gpu_load is None
+    sampler._look([meter])
+    next(root.glob("sys/class/devfreq/*/device/load")).write_text("130\n")
+    sampler.end(meter)
+    assert meter.gpu_load == pytest.approx((0.63 + 0.13) / 2)
+    names = [event.name for event in tracer.events() if event.lane == LANE]
+    assert names == ["GPU 63% at 306 MHz", "GPU 13% at 306 MHz"]
+    assert [event.args["gpu_load"] for event in tracer.events()] == [0.63, 0.13]
+
+
+def test_an_answer_that_ends_while_it_is_measured() -> None:
+    """As the collector does with a stream that nobody ended, in the thread that measures."""
+    source = Source()
+    sampler = Sampler(source, floor=0)
+    meter, other = sampler.begin(), sampler.begin()
+    watts, ended = source.watts, []
+
+    def collected() -> float | None:
+        if not ended:
+            ended.append(meter)
+            sampler.end(meter)
+        return watts()
+
+    source.watts = collected  # type: ignore[method-assign]
+    until(lambda: bool(ended))
+    sampler.end(other)
+    sampler.close()
+    assert power_threads() == 0
+
+
 def test_a_cool_board_notes_nothing(tmp_path: Path) -> None:
     sampler = Sampler(None, root=boards.NANO_8.write(tmp_path))
     meter = sampler.begin()

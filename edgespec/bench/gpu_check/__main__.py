@@ -12,15 +12,17 @@ from pathlib import Path
 
 import torch
 
-from edgespec.bench.gpu_check import bandwidth, loading, parity, steps, suite
+from edgespec.bench.gpu_check import bandwidth, loading, memory, parity, rounds, steps, suite
 from edgespec.bench.gpu_check.report import Check, table, write
 from edgespec.models.cuda.memory import return_memory
 
 PARTS: dict[str, Callable[[Check], None]] = {
     "parity": parity.run,
+    "rounds": rounds.run,
     "bandwidth": bandwidth.run,
     "steps": steps.run,
     "loading": loading.run,
+    "memory": memory.run,
     "tests": suite.run,  # last: what it compiles may take all the time that is left
 }
 NO_DEVICE = "no CUDA device: nothing was measured"

@@ -1,4 +1,4 @@
-"""How fast the matrix-vector kernels read their weights, against a copy on the device."""
+"""How fast matrix-vector kernels read their weights, and blocks of keys and values move, against a plain copy."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from functools import partial
 
 import torch
 
+from edgespec.bench.gpu_check.random_models import QWEN_3B, TINY
 from edgespec.bench.gpu_check.report import Check
 from edgespec.bench.gpu_check.timing import captured, median
 from edgespec.kernels import ops
 from edgespec.kernels.weights import QuantisedTorch
+from edgespec.models.cuda.kv import MOVES_BYTES, PagedPool, Tables
+from edgespec.models.cuda.staging import Staging
 
 GOAL = 0.8
 _COPY_BYTES = 1 << 29
@@ -20,6 +23,9 @@ _SHAPES = ((4096, 4096), (11008, 4096), (4096, 11008), (8192, 8192))
 def run(check: Check) -> None:
     copied = copy_rate(check.device, 1 << 20 if check.tiny else _COPY_BYTES)
     check.found("bandwidth", "copy on the device, read and written", copied / 1e9, "GB/s")
+    moved = moving_rate(check.device, tiny=check.tiny)
+    note = f"{moved / 1e9:.4g} GB/s"
+    check.found("bandwidth", "keys and values moved, 3B", moved / copied * 100, "% of the copy", note=note)
     for rows, columns in ((64, 64),) if check.tiny else _SHAPES:
         for bits, group in ((4, 32), (4, 128), (8, 32)):
             if columns % group or check.left < 60:
@@ -44,6 +50,18 @@ def copy_rate(device: torch.device, nbytes: int) -> float:
     source = torch.zeros(nbytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * nbytes / median(lambda: target.copy_(source), device, inner=5)
+
+
+def moving_rate(device: torch.device, *, tiny: bool) -> float:
+    """Bytes a second, read and written, of moving nearly a slab of blocks, and renaming them for 16 texts."""
+    dtype = torch.float32 if device.type == "cpu" else torch.float16
+    pool = PagedPool(TINY if tiny else QWEN_3B, device, dtype)
+    count = pool.slabs[0].shape[2]
+    for _ in range(count):
+        pool.take()
+    tables = Tables(16, 4096, pool, device, Staging(device, MOVES_BYTES))
+    moves = [(count + place, place) for place in range(1, count)]
+    return 2 * len(moves) * pool.slabs[0].nbytes / count / median(lambda: tables.carry(moves), device)
 
 
 def matrix_rate(

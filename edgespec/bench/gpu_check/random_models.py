@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -64,6 +65,17 @@ class RandomWeights:
     def layout(self, name: str) -> Layout | None:
         bits = self._bits_of(name)
         return None if bits is None else Layout(bits, self._group, "symmetric")
+
+    def by_rows(self, name: str) -> bool:
+        return False
+
+    def pieces(self, name: str, numbers: int) -> Iterator[npt.NDArray[np.float32]]:
+        yield self.read(name)
+
+    def quantised_pieces(self, name: str, numbers: int) -> Iterator[QuantisedTensor]:
+        kept = self.quantised(name)
+        if kept is not None:
+            yield kept
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         kept = self.quantised(name)

@@ -6,12 +6,12 @@ import argparse
 import math
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 from edgespec.bench.load import running
 from edgespec.bench.load.arrivals import BURSTY, POISSON
 from edgespec.bench.load.measures import Deadline
+from edgespec.bench.progress import no_progress
 from edgespec.errors import ConfigError
 
 HELP = "many requests at once: throughput, latency and memory by arrival rate and planner; a soak; sessions"
@@ -148,7 +148,7 @@ def run(args: argparse.Namespace, progress: Progress) -> int:
         )
     if not args.simulate and (args.validate or args.costs):
         raise ConfigError("--validate and --costs go with --simulate.")
-    show: Progress = (lambda total: nullcontext((lambda text: None, lambda steps: None))) if args.quiet else progress
+    show: Progress = no_progress if args.quiet else progress
     if args.simulate:
         from edgespec.bench.load import simulated
 

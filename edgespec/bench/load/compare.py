@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from drafts.figures import LEAST_FOR_INTERVAL
+
 NONE = "none"
 _RESAMPLES, _LEVELS = 4000, (2.5, 97.5)
 
@@ -16,16 +18,19 @@ Row = Mapping[str, Any]
 
 
 def median(values: Sequence[float | None]) -> dict[str, Any]:
-    """Median of the known values with a 95% interval by bootstrap (of two or three values: the least and the most)."""
+    """Median of the known values with their interval, see `_interval`."""
     known = [value for value in values if value is not None]
     low, high = _interval([known])
     return {"value": statistics.median(known) if known else None, "low": low, "high": high, "n": len(known)}
 
 
 def _interval(groups: Sequence[Sequence[float]]) -> tuple[float | None, float | None]:
-    """Of the mean over groups of each group's median, values drawn anew within each group."""
+    """Of the mean over groups of each group's median: 95%, by values drawn anew within each group. Of fewer than five
+    values that would be no such thing: then the least and the most."""
     if not groups or any(len(group) < 2 for group in groups):
         return None, None
+    if any(len(group) < LEAST_FOR_INTERVAL for group in groups):
+        return statistics.fmean(min(group) for group in groups), statistics.fmean(max(group) for group in groups)
     rng = np.random.default_rng(zlib.crc32(repr(list(map(len, groups))).encode()))
     drawn = [np.median(rng.choice(np.asarray(group), (_RESAMPLES, len(group))), axis=1) for group in groups]
     low, high = np.percentile(np.mean(drawn, axis=0), _LEVELS)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from drafts.figures import LEAST_FOR_INTERVAL
 from edgespec.bench.load import compare
 from edgespec.bench.load.measures import Deadline, figures
 from edgespec.bench.load.records import Stretch
 from edgespec.bench.load.schedule import Schedule
 from edgespec.bench.load.series import series
+from edgespec.bench.words import counted
 
 BUSY_SHARE = 0.1  # other processes' share of the processors from which a run is worth less
 LATE_S = 0.1  # a request handed over later than that says that the client itself was late
@@ -26,7 +28,7 @@ DEFINITIONS = {
     "among those, and means count what they had waited by then (marked ≥)",
     "goodput": "whole answers that kept both deadlines, of all requests of the window: refused, failed and unfinished "
     "ones did not",
-    "95%": "interval by bootstrap over repeats; of two or three repeats it is the least and the most",
+    "interval": f"95% by bootstrap over repeats; of fewer than {LEAST_FOR_INTERVAL} repeats the least and the most",
     "pairs": "ratios are of the same arrivals with the same prompts, run one after the other, another arm first each "
     "time",
     "running, queued, gamma, KV": "means over the time of batches; gamma is the mean of the running sequences' plans",
@@ -64,19 +66,19 @@ def warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if busy:
         found.append(
             f"Other processes took up to {max(row['busy'] for row in busy):.0%} of the processors in {len(busy)} of "
-            f"{len(rows)} stretches."
+            f"{counted(len(rows), 'stretch', 'stretches')}."
         )
     late = max((row["figures"]["latest_submission_s"] for row in rows), default=0.0)
     if late > LATE_S:
         found.append(f"A request was handed over {late:.2f} s late; latencies count from when it was to come.")
     failed = sum(row["figures"]["requests"]["failed"] for row in rows)
     if failed:
-        found.append(f"{failed} requests failed; they have no times, and missed their deadlines.")
+        found.append(f"{counted(failed, 'request')} failed, and missed the deadline; what failed has no times.")
     few = min((row["figures"]["requests"]["asked"] for row in rows), default=0)
     if rows and few < 20:
         found.append(
-            f"A stretch had only {few} requests in its window: high percentiles of few are single requests, and their "
-            "throughput is that of single answers. Longer --seconds help."
+            f"A stretch had only {counted(few, 'request')} in its window: high percentiles of few are single requests, "
+            "and their throughput is that of single answers. Longer --seconds help."
         )
     found += [f"The run ended early: {row['stuck']}." for row in rows if row["stuck"]]
     if any(row["interrupted"] and not row["stuck"] for row in rows):

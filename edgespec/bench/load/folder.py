@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,18 +14,24 @@ from edgespec.errors import ConfigError
 from edgespec.files import write_text
 
 STRETCHES, REQUESTS, BATCHES, DOCUMENT = "stretches.jsonl", "requests.jsonl", "batches.jsonl", "load.json"
+SOAK = "soak.json"
 STATE = "state"  # what policies learn in a run stays there
 COSTS = "costs.json"
 
 
 class Folder:
-    """A new folder, or an empty one. Raises ConfigError if it has a run already, or cannot be written."""
+    """A new folder, or an empty one. Raises ConfigError if it has a run already, or cannot be written.
+
+    If nothing was kept in it when it is closed, as of a run that was refused, it is as it was before.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._kept = False
         try:
+            self._before = {each for each in (path, path / STATE) if each.exists()}
             path.mkdir(parents=True, exist_ok=True)
-            if any((path / name).exists() for name in (STRETCHES, DOCUMENT)):
+            if any((path / name).exists() for name in (STRETCHES, REQUESTS, BATCHES, DOCUMENT, SOAK)):
                 raise ConfigError(f"There is a run in {path}: give --out another folder.")
             self._files = {name: _opened(path / name) for name in (STRETCHES, REQUESTS, BATCHES)}
         except OSError as error:
@@ -31,6 +39,7 @@ class Folder:
 
     def keep(self, stretch: Stretch) -> None:
         """Write one stretch down."""
+        self._kept = True
         place = {"order": stretch.order}
         self._write(REQUESTS, [place | one.to_json() for one in stretch.served])
         self._write(BATCHES, [place | _rounded(sample) for sample in stretch.samples])
@@ -46,6 +55,7 @@ class Folder:
 
     def write(self, name: str, text: str) -> None:
         """Another file of the run, whole. Raises ConfigError."""
+        self._kept = True
         try:
             write_text(self.path / name, text)
         except OSError as error:
@@ -54,6 +64,19 @@ class Folder:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
+        if not self._kept:
+            self._discard()
+
+    def _discard(self) -> None:
+        """Else what is left of it would keep the corrected command from the same folder."""
+        for name in self._files:
+            (self.path / name).unlink(missing_ok=True)
+        state = self.path / STATE
+        if state not in self._before:
+            shutil.rmtree(state, ignore_errors=True)
+        if self.path not in self._before:
+            with suppress(OSError):  # something else lies in it by now
+                self.path.rmdir()
 
 
 def _opened(path: Path) -> IO[str]:

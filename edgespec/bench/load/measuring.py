@@ -17,6 +17,7 @@ from edgespec.bench.load.schedule import Capacity, Schedule, Turn, seed_of
 from edgespec.bench.load.system import Arm, System
 from edgespec.bench.load.texts import Difference, Key, Reference, differences, key_of, reference_of
 from edgespec.bench.watch import Watch
+from edgespec.bench.words import counted
 from edgespec.errors import ConfigError
 
 MOST_ALONE = 96  # answers that are made again alone; other texts are compared between arms
@@ -140,7 +141,7 @@ class Measuring:
         for place, turn in enumerate(turns):
             if self._now() - self._began + schedule.seconds > schedule.most_s:
                 measured.left_out = len(turns) - place
-                self._say(f"time is up: {measured.left_out} stretches are left out")
+                self._say(f"time is up: {counted(measured.left_out, 'stretch', 'stretches')} left out")
                 return
             self._say(f"{turn.arm.name} at {turn.rate:g} requests/s, repeat {turn.repeat + 1}")
             stretch = self._stretch(turn)

@@ -18,10 +18,12 @@ from edgespec.bench.reporting.html import TEMPLATE
 from edgespec.bench.reporting.markdown import block, escape, mind, terms
 from edgespec.bench.reporting.pictures import Picture
 from edgespec.bench.reporting.tables import Table
+from edgespec.bench.words import counted
 
 _log = logging.getLogger(__name__)
 
 FILES = (DOCUMENT, "report.md", "report.html")
+LEAST_REQUESTS = 5  # of a rate and planner, over its repeats: a ratio of less is that of single answers
 
 
 Draw = Callable[[Mapping[str, Any]], Iterator[tuple[str, Picture]]]
@@ -89,13 +91,14 @@ def drawn(document: Mapping[str, Any], draw: Draw = pictures) -> dict[str, list[
 
 
 def headline(document: Mapping[str, Any]) -> str:
-    """The one sentence that a reader takes home; "" where nothing is compared."""
+    """The one sentence that a reader takes home; "" where nothing is compared, or next to nothing was asked."""
     rows = document["verdicts"]
     row = next((row for row in rows if row["arm"] == "edgespec"), rows[-1] if rows else None)
-    if row is None or row["to_none"]["value"] is None:
+    fewest = min((entry["requests"]["asked"] for entry in document.get("table", ())), default=LEAST_REQUESTS)
+    if row is None or row["to_none"]["value"] is None or fewest < LEAST_REQUESTS:
         return ""
     text = f"{row['arm']}: {row['to_none']['value']:.2f} times the throughput of no speculation, mean over "
-    text += f"{len(row['rates'])} rates"
+    text += counted(len(row["rates"]), "rate")
     if row["to_fixed"] is not None and row["to_fixed"]["value"] is not None:
         text += f"; {row['to_fixed']['value']:.2f} times that of {row['best_fixed']}"
         if len(row["fixed"]) > 1:  # other gammas were not asked

@@ -34,7 +34,7 @@ def leading(arms: Sequence[str]) -> str:
 
 def _throughput(document: Document) -> Iterator[Picture]:
     if len(document["rates"]) > 1:
-        caption = "Tokens per loaded second; bars: 95% intervals over repeats."
+        caption = "Tokens per loaded second; bars: intervals over repeats."
         made = over_rates(document, lambda entry: entry["throughput"], "tokens/s")
         yield Picture("throughput", "Throughput by requests a second", caption, made)
     compared = document["to_none"]

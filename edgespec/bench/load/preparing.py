@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edgespec
-from edgespec.bench.load.arrivals import BURSTY, POISSON, read_trace
+from edgespec.bench.load.arrivals import BURSTY, POISSON, Arrival, read_trace
 from edgespec.bench.load.folder import STATE
 from edgespec.bench.load.prompts import QUESTIONS, Encode, Pool
 from edgespec.bench.load.schedule import Schedule, parse_arms
 from edgespec.bench.load.texts import Difference, Gap, judged
 from edgespec.bench.machine import describe, this_command
+from edgespec.bench.words import counted, were
+from edgespec.config import nearest
 from edgespec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,10 +39,18 @@ def schedule_of(args: argparse.Namespace, planners: Sequence[str]) -> Schedule:
         most_s=60 * args.most_minutes,
         kind=POISSON if recorded else args.arrivals,
         seed=args.seed,
-        trace=tuple(read_trace(Path(args.arrivals).expanduser())) if recorded else (),
+        trace=_recorded(args.arrivals) if recorded else (),
     )
     made.check()
     return made
+
+
+def _recorded(name: str) -> tuple[Arrival, ...]:
+    """The arrivals in a file. Raises ConfigError."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise ConfigError(f"--arrivals {name} is no file; {nearest(name, [POISSON, BURSTY])}")
+    return tuple(read_trace(path))
 
 
 def check_planners(planners: Sequence[str]) -> None:
@@ -110,7 +120,8 @@ def about(args: argparse.Namespace, config: RuntimeConfig, title: str, skipped: 
 
     machine = describe(config.threads or usable_threads())
     prompts = ", ".join(Path(name).name for name in args.prompts or [QUESTIONS])
-    warnings = [f"{len(skipped)} prompts were left out; the first: {skipped[0].reason}."] if skipped else []
+    left_out = f"{counted(len(skipped), 'prompt')} {were(len(skipped))} left out"
+    warnings = [f"{left_out}; the first: {skipped[0].reason}."] if skipped else []
     return {
         "title": title,
         "headline": "",

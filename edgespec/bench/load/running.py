@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.bench.load import document as documents
 from edgespec.bench.load import output, preparing, sessions, soak, tables
-from edgespec.bench.load.folder import COSTS, Folder
+from edgespec.bench.load.folder import COSTS, SOAK, Folder
 from edgespec.bench.load.measuring import Measured, Measuring
 from edgespec.bench.load.schedule import parse_arms
 from edgespec.bench.load.system import Arm, EngineSystem
@@ -20,6 +20,7 @@ from edgespec.bench.report import write_json
 from edgespec.bench.reporting.tables import Table
 from edgespec.bench.reporting.terminal import shown
 from edgespec.bench.reporting.terminal import text as table_text
+from edgespec.bench.words import counted, were
 from edgespec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def open_load(args: argparse.Namespace, planners: Sequence[str], progress: Progr
                 system, schedule, pool, exact=args.exact, say=say, advance=advance, keep=folder.keep
             )  # fmt: skip
             measured = measuring.run(alone=not args.no_alone)
-        _keep_costs(folder, system)
+        if measured.stretches:
+            _keep_costs(folder, system)
         system.close()  # its memory is for the one that measures near ties
         if not measured.stretches:
             print("interrupted; nothing was measured", file=sys.stderr)
@@ -82,7 +84,8 @@ def _document(
     }  # fmt: skip
     document = documents.build(measured.schedule, measured.stretches, args.deadline, about | {"texts": texts})
     if measured.left_out:
-        document["warnings"].append(f"{measured.left_out} stretches were left out: --most-minutes were over.")
+        lacking = f"{counted(measured.left_out, 'stretch', 'stretches')} {were(measured.left_out)} left out"
+        document["warnings"].append(f"{lacking}: --most-minutes were over.")
     if measured.capacity is not None:
         full = measured.capacity
         document["settings"]["a full batch without speculation"] = (
@@ -157,11 +160,11 @@ def soak_load(args: argparse.Namespace, say: Say) -> int:
         findings = soak.verdict(soaked, texts["faults"])
         about = preparing.about(args, config, "Soak", skipped) | {"texts": texts, "rate": rate}
         document = soak.to_json(soaked, findings, about)
-        folder.write("soak.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
+        folder.write(SOAK, json.dumps(document, indent=1, allow_nan=False) + "\n")
     for finding in findings:
         print(f"{'ok  ' if finding.ok else 'FAIL'}  {shown(f'{finding.name}: {finding.detail}')}")
     word = "passed" if document["passed"] else "NOT passed"
-    print(f"{word} after {soaked.seconds / 60:.1f} minutes; all of it is in {out / 'soak.json'}")
+    print(f"{word} after {soaked.seconds / 60:.1f} minutes; all of it is in {out / SOAK}")
     if not document["passed"]:
         return FAILED
     return INTERRUPTED if soaked.interrupted else 0

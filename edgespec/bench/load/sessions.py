@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from drafts.figures import LEAST_FOR_INTERVAL
 from edgespec.bench.load import runner
 from edgespec.bench.load.compare import median
 from edgespec.bench.load.measures import latencies, loop
@@ -16,6 +17,7 @@ from edgespec.bench.load.system import Arm, System
 from edgespec.bench.load.tables import interval, number, ratio
 from edgespec.bench.reporting.pictures import Picture
 from edgespec.bench.reporting.tables import UNKNOWN, Table
+from edgespec.bench.words import counted
 
 DEFINITIONS = {
     "tokens/s": "of all sessions together, from the end of the warm-up to the time at which no new request is made; "
@@ -25,6 +27,7 @@ DEFINITIONS = {
     "Waiting for a place is not in it",
     "least/most": "the tokens of the session that got least over those of the one that got most, in the window: "
     "waiting is in it, and so is how long answers are",
+    "interval": f"95% by bootstrap over repeats; of fewer than {LEAST_FOR_INTERVAL} repeats the least and the most",
     "lost": "requests that neither ended nor were refused: none may be",
     "memory": "resident memory of the process at the end over that after the warm-up",
 }
@@ -165,8 +168,8 @@ def table(document: Mapping[str, Any]) -> Table:
                 *(str(entry[kind]) for kind in ("finished", "refused", "failed", "lost")), memory,
             ]
         )  # fmt: skip
-    columns = ["sessions", "planner", "tokens/s", "95%", "x one session", "95%", "slowest/fastest", "least/most"]
-    columns += ["TTFT p50", "TTFT p99"]
+    columns = ["sessions", "planner", "tokens/s", "interval", "x one session", "interval"]
+    columns += ["slowest/fastest", "least/most", "TTFT p50", "TTFT p99"]
     columns += ["gamma", "finished", "refused", "failed", "lost", "memory"]
     return Table("Sessions at once", columns, cells, "Medians over repeats.")
 
@@ -180,7 +183,7 @@ def pictures(document: Mapping[str, Any]) -> Iterator[tuple[str, Picture]]:
     table = [entry | {"rate": entry["sessions"]} for entry in document["table"]]
     shown = {"arms": arms, "rates": counts, "table": table}
     made = over_rates(shown, lambda entry: entry["throughput"], "tokens/s", axis="sessions at once")
-    yield "Sessions", Picture("total", "Tokens a second of all sessions", "Bars: 95% intervals over repeats.", made)
+    yield "Sessions", Picture("total", "Tokens a second of all sessions", "Bars: intervals over repeats.", made)
     made = over_rates(shown, lambda entry: entry["fairness"], "slowest/fastest", top=1.05, axis="sessions at once")
     yield "Sessions", Picture("fairness", "The slowest session's pace beside the fastest one's", "1 is fair.", made)
 
@@ -196,7 +199,8 @@ def headline(document: Mapping[str, Any]) -> str:
         return ""
     most = max(known, key=lambda entry: (entry["sessions"], entry["arm"] == "edgespec"))
     return (
-        f"{most['sessions']} sessions with {most['arm']}: {most['to_one']['value']:.2f} times the tokens a second of "
-        f"one; the slowest has {number(most['fairness']['value'], 2)} of the fastest one's pace and the least served "
-        f"{number(most['share']['value'], 2)} of the most served one's tokens; {most['lost']} requests lost."
+        f"{counted(most['sessions'], 'session')} with {most['arm']}: {most['to_one']['value']:.2f} times the tokens a "
+        f"second of one; the slowest has {number(most['fairness']['value'], 2)} of the fastest one's pace and the "
+        f"least served {number(most['share']['value'], 2)} of the most served one's tokens; "
+        f"{counted(most['lost'], 'request')} lost."
     )

@@ -131,12 +131,12 @@ def run(args: argparse.Namespace, planners: Sequence[str], progress: Progress) -
         return _validate(args, config, out, progress)
     schedule = preparing.schedule_of(args, args.planners or planners)
     costs = Costs.of_nothing() if args.costs is None else Costs.read(Path(args.costs).expanduser())
-    folder = Folder(out)
     pool, skipped = _pool(args, config)
     worlds = Worlds(costs, config.max_sessions, None, args.seed)
     sample = _jobs_of(pool, schedule, 1.0, 0, args.acceptance, seconds=4.0 * config.max_sessions)
     schedule = replace(schedule, limit_s=math.inf).settled(worlds.capacity(list(sample.values())))
     schedule = replace(schedule, limit_s=preparing.limit_of(args))
+    folder = Folder(out)
     stretches = []
     with progress(schedule.stretches) as (say, advance):
         for turn in schedule.turns():
@@ -201,12 +201,12 @@ def _validate(args: argparse.Namespace, config: Any, out: Path, progress: Progre
         arms, tuple(measured["rates"]), max(s.repeat for s in stretches) + 1, first.seconds, first.warm_up,
         max(s.ended for s in stretches), math.inf,
     )  # fmt: skip
-    folder = Folder(out)
     worlds = Worlds(costs, int(measured["settings"]["max sessions"]), None, args.seed)
     places = {(s.rate, s.repeat) for s in stretches}
     jobs = {place: jobs_of([s for s in stretches if (s.rate, s.repeat) == place]) for place in places}
     made = []
     turns = [turn for turn in schedule.turns() if (turn.rate, turn.repeat) in places]
+    folder = Folder(out)
     with progress(len(turns)) as (say, advance):
         for turn in turns:
             say(f"{turn.arm.name} at {turn.rate:g} requests/s")

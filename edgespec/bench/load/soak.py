@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 import psutil
 
 from edgespec.bench.load.arrivals import bursty
-from edgespec.bench.load.records import Ask, Served
+from edgespec.bench.load.records import Ask, Sample, Served
 from edgespec.bench.load.runner import GRACE_S, run
 from edgespec.bench.load.system import Handle, System
 from edgespec.bench.load.texts import Difference, differs_at
@@ -126,6 +126,7 @@ class Soak:
         self._begin = self._clock()
         arrivals = bursty(self._rate, self._seconds, self._seed)
         watching = asyncio.create_task(self._watch())
+        unwatch = self._system.watch(self._batch)
         tasks: list[asyncio.Task[None]] = []
         try:
             for number, arrival in enumerate(arrivals):
@@ -137,9 +138,15 @@ class Soak:
             await self._rest(tasks, stop)
             await self._settle()
         finally:
+            unwatch()
             watching.cancel()
             if self._stacks is not None:
                 faulthandler.cancel_dump_traceback_later()
+
+    def _batch(self, sample: Sample) -> None:
+        """From the serving thread: something moves, whether anybody reads it or not."""
+        if sample.emitted:
+            self._last = self._now()
 
     def _now(self) -> float:
         return self._clock() - self._begin

@@ -41,7 +41,8 @@ def verdicts(rows: Sequence[Row], note: str = "") -> Table:
     text = f"Throughput, mean over rates. The best fixed gamma is one for all rates, of those that ran ({ran or '-'}), "
     text += "known only afterwards; the worst rate is beside the better of it and none there. By rate: beside none "
     text += "and whichever fixed gamma is best at that rate."
-    columns = ["planner", "x none", "95%", "best fixed", "x best fixed", "95%", "worst rate", "worst rate, by rate"]
+    columns = ["planner", "x none", "interval", "best fixed", "x best fixed", "interval"]
+    columns += ["worst rate", "worst rate, by rate"]
     return Table("Planners beside no speculation and the best fixed gamma", columns, cells, f"{text} {note}".strip())
 
 

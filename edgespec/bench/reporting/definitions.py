@@ -1,5 +1,7 @@
 """What the figures of a report mean; stands in every report, so that a number never travels without its definition."""
 
+from drafts.figures import LEAST_FOR_INTERVAL
+
 DEFINITIONS = {
     "plain": "the target without any draft, in the same engine with the same weights, run question by question in turn "
     "with the other arms",
@@ -8,20 +10,24 @@ DEFINITIONS = {
     "x plain": "decode speed of the arm / decode speed of plain, over the same questions; plain is the one that ran in "
     "the same group, because arms that do not fit into memory together run in groups with a plain arm each; an arm "
     "that broke off and went on after a --resume has a group of its own for that, with plain run again",
-    "warm-up": "before it is timed, every arm answers with every draft that it has in memory; a policy has no part in "
-    "it, learns nothing from it, and neither does what is saved of it",
+    "warm-up": "before it is timed, every arm answers with every draft that it has in memory, at gamma 3; a policy has "
+    "no part in it, learns nothing from it, and neither does what is saved of it. Blocks of other lengths are met "
+    "first in a timed answer",
     "questions that count": "those that both the arm and plain answered in the same turns; a question with an error in "
     "any turn or repeat of either is left out of both, and shown. Of several repeats, the one of median speed counts "
     "for each question",
+    "n, same N": "questions that count for an arm, where arms have different ones; and x plain over the N that all of "
+    "them have, by which arms can be compared with each other",
     "1st repeat": "x plain of the first repeat alone. A policy keeps what it learned from repeat to repeat, as from "
     "question to question, so that the later ones meet texts that it has seen before. Ratios and rates, of tasks and "
     "categories too, and regret are of the median repeat; tokens per round, acceptance, drafts, loads, shares of the "
     "time and equality count all repeats",
-    "least task": "the smallest x plain of the tasks with at least two questions",
+    "least task": "the smallest x plain of the tasks with at least two questions; none unless there are two such tasks",
     "weights": "what the arm computes with; an arm that is marked (*) has other weights than plain, so that its text "
     "and its work are not the same",
     "95% interval": "bootstrap over questions (4000 resamples, the same ones for every arm): what other questions of "
-    "this kind would have given; none below 2 questions",
+    "this kind would have given; none below "
+    f"{LEAST_FOR_INTERVAL} questions, and of fewer than about 20 it is narrower than it ought to be",
     "task": "Spec-Bench's: mt-bench (writing, roleplay, reasoning, math, coding, extraction, stem, humanities), "
     "translation, summarization, qa, math_reasoning, rag; any other category is a task of its own",
     "whole turn": "all tokens / seconds from the prompt to the end, the prompt's reading included; as a ratio to plain",

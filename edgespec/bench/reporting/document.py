@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgespec.bench.reporting import merge
@@ -15,6 +15,7 @@ from edgespec.bench.reporting.series import by_question, memory, regret
 from edgespec.bench.reporting.timeline import timelines
 from edgespec.bench.specbench.folder import PLAIN, RunFolder
 from edgespec.bench.summary import BUSY_SHARE, STALE_PROMPT_FACTOR
+from edgespec.bench.words import are, counted, were
 
 FORMAT = 1
 _OF_THE_FILE = ("the same file", "the file's")  # how the weights begin that are those of the model's file
@@ -29,11 +30,18 @@ def build(folders: Sequence[RunFolder]) -> dict[str, Any]:
     place = {id(run): number for number, run in enumerate(folders)}
     return {
         "format": FORMAT,
-        "settings": {name: value for name, value in folders[0].settings.items() if name != "shard"},
+        "settings": _settings(folders),
         "runs": [_run(run) for run in folders],
         "definitions": DEFINITIONS,
         "parts": [part_figures(part, [place[id(run)] for run in part.runs]) for part in parts],
     }
+
+
+def _settings(folders: Sequence[RunFolder]) -> dict[str, Any]:
+    """What they have in common, and the policies of all."""
+    found = {name: value for name, value in folders[0].settings.items() if name != "shard"}
+    policies = [str(policy) for run in folders for policy in run.settings.get("policies") or ()]
+    return {**found, "policies": list(dict.fromkeys(policies))} if policies else found
 
 
 def _run(run: RunFolder) -> dict[str, Any]:
@@ -42,7 +50,7 @@ def _run(run: RunFolder) -> dict[str, Any]:
         "machine": run.machine,
         "command": run.command,
         "started": run.started,
-        "version": run.version,
+        "version": _version(run),
         "shard": run.settings.get("shard"),
         "questions": run.questions,
         "finished": run.finished,
@@ -53,15 +61,17 @@ def _run(run: RunFolder) -> dict[str, Any]:
 def part_figures(part: Part, runs: Sequence[int]) -> dict[str, Any]:
     """All figures of one comparison. runs: which of the document's."""
     comparisons = {name: part.compare(name) for name in part.arms}
-    ratios = Ratios(part)
+    ratios, common = Ratios(part), _common(comparisons)
     return {
         "machine": part.runs[0].machine,
         "runs": list(runs),
         "questions": len(part.questions),
+        "asked": part.asked,
+        "common": None if common is None else len(common),
         "by_task": _count(part, "task"),
         "by_category": _count(part, "category"),
         "by_domain": _count(part, "domain"),
-        "arms": {name: arm_figures(part, arm, comparisons[name], ratios) for name, arm in part.arms.items()},
+        "arms": {name: arm_figures(part, arm, comparisons[name], ratios, common) for name, arm in part.arms.items()},
         "regret": regret(part, comparisons),
         "memory": memory(part),
         "time_lines": timelines(part),
@@ -74,8 +84,20 @@ def _count(part: Part, kind: str) -> dict[str, int]:
     return {name: sum(getattr(q, kind) == name for q in part.questions) for name in part.names(kind)}
 
 
-def arm_figures(part: Part, arm: Answers, comparison: Comparison, ratios: Ratios) -> dict[str, Any]:
-    """Everything about one arm. Its counters are over the turns that count, every repeat."""
+def _common(comparisons: Mapping[str, Comparison]) -> set[str] | None:
+    """Questions that all arms with any answer have, to compare arms with each other; None where none has others."""
+    sets = [set(comparison.pairs) for name, comparison in comparisons.items() if comparison.pairs and name != PLAIN]
+    common = set.intersection(*sets) if sets else set()
+    return common if any(each != common for each in sets) else None
+
+
+def arm_figures(
+    part: Part, arm: Answers, comparison: Comparison, ratios: Ratios, common: set[str] | None = None
+) -> dict[str, Any]:
+    """Everything about one arm. Its counters are over the turns that count, every repeat.
+
+    common: questions that all arms have, if some arm has others.
+    """
     records = comparison.records()
     failures = [r for r in arm.records if r.error is not None]
     first = comparison.first_repeat()
@@ -90,6 +112,7 @@ def arm_figures(part: Part, arm: Answers, comparison: Comparison, ratios: Ratios
         "speedup": ratios.of(comparison),
         "first_repeat": None if first is None else ratios.of(first),
         "whole_turn": ratios.of(comparison, amounts=whole),
+        "same_questions": None if common is None else ratios.of(comparison.over(common)),
         "by_task": by_task,
         "by_category": ratios.by(comparison, "category"),
         "least_task": least(by_task),
@@ -97,7 +120,7 @@ def arm_figures(part: Part, arm: Answers, comparison: Comparison, ratios: Ratios
             "counted": len(comparison.pairs),
             "failed": sorted(comparison.failed),
             "plain_failed": sorted(comparison.plain_failed - comparison.failed),
-            "missing": len(comparison.missing - comparison.failed - comparison.plain_failed),
+            "missing": _missing(part, arm, comparison),
         },
         "answers": len(records),
         "errors": [
@@ -108,7 +131,7 @@ def arm_figures(part: Part, arm: Answers, comparison: Comparison, ratios: Ratios
         "by_domain": {domain: _domain([r for r in records if r.domain == domain]) for domain in domains},
         "peak_memory_bytes": arm.info.peak_memory_bytes or max((r.rss_bytes for r in arm.records), default=0) or None,
         "equality": equality(part, arm.name),
-        "warnings": _warnings(arm, comparison, sampled=float(part.runs[0].settings.get("temperature") or 0) > 0),
+        "warnings": _warnings(part, arm, comparison),
     }
 
 
@@ -132,16 +155,22 @@ def _domain(records: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _warnings(arm: Answers, comparison: Comparison, *, sampled: bool) -> list[str]:
+def _missing(part: Part, arm: Answers, comparison: Comparison) -> int:
+    """Questions that this arm or plain has not answered, those that nobody was asked yet among them."""
+    return len(comparison.missing - comparison.failed - comparison.plain_failed) + part.unasked(arm.name)
+
+
+def _warnings(part: Part, arm: Answers, comparison: Comparison) -> list[str]:
     """What makes an arm's figures doubtful."""
     found = []
+    sampled = float(part.runs[0].settings.get("temperature") or 0) > 0
     busy = [r for r in arm.records if (r.disturbance or 0.0) > BUSY_SHARE]
     if busy:
-        share = f"{len(busy)} of {len(arm.records)} answers"
+        share = f"{len(busy)} of {counted(len(arm.records), 'answer')}"
         found.append(f"other processes used more than {BUSY_SHARE:.0%} of the machine in {share}")
     broken = sum(parts_exceed_total(record) for record in arm.records if record.error is None)
     if broken:
-        found.append(f"in {broken} answers the parts of the time add up to more than the whole")
+        found.append(f"in {counted(broken, 'answer')} the parts of the time add up to more than the whole")
     drift = _later_over_first(comparison)
     if drift is not None and drift > STALE_PROMPT_FACTOR:
         found.append(f"the last repeat ran {drift:.2f} times as fast as the first: it is warmed up, or it remembers")
@@ -154,14 +183,17 @@ def _warnings(arm: Answers, comparison: Comparison, *, sampled: bool) -> list[st
     apart = comparison.apart()
     if apart:
         found.append(
-            f"in {len(apart)} questions plain was measured in another session (a --resume lies between), when the "
-            "machine may have been faster or slower"
+            f"in {counted(len(apart), 'question')} plain was measured in another session (a --resume lies between), "
+            "when the machine may have been faster or slower"
         )
     changed = [] if sampled else unstable(arm)
     if changed:
-        found.append(f"the answer to {len(changed)} questions changed from one repeat to another: {_some(changed)}")
-    if comparison.missing and arm.info.status == "ok" and arm.records:
-        found.append(f"{len(comparison.missing)} questions are not answered (yet), by this arm or by plain")
+        count = counted(len(changed), "question")
+        found.append(f"the answer to {count} changed from one repeat to another: {_some(changed)}")
+    missing = _missing(part, arm, comparison)
+    if missing and arm.info.status == "ok" and arm.records:
+        share = f"{missing} of {counted(part.asked_of(arm.name), 'question')}"
+        found.append(f"{share} {are(missing)} not answered (yet), by this arm or by plain")
     return found
 
 
@@ -184,7 +216,11 @@ def _part_warnings(part: Part, comparisons: dict[str, Comparison]) -> list[str]:
     unfinished = [run.path.name for run in part.runs if not run.finished]
     if unfinished:
         found.append(f"not finished, --resume goes on with it: {', '.join(unfinished)}")
-    versions = {run.version for run in part.runs}
+    here = {str(run.settings.get("shard") or "1/1") for run in part.runs}
+    counts = {shard.partition("/")[2] for shard in here}
+    if len(counts) == 1 and (count := counts.pop()).isdecimal() and len(here) < int(count):
+        found.append(f"only {len(here)} of {count} shards of the run {are(len(here))} here: {', '.join(sorted(here))}")
+    versions = {_version(run) for run in part.runs}
     if len(versions) > 1:
         found.append(f"the runs are of several versions of edgespec: {', '.join(sorted(versions))}")
     if len({merge.machine_key(run.machine) for run in part.runs}) > 1:
@@ -192,15 +228,22 @@ def _part_warnings(part: Part, comparisons: dict[str, Comparison]) -> list[str]:
     held = sorted({str(run.machine["slots"]) for run in part.runs if "slots" in run.machine})
     if len(held) > 1:
         found.append(f"the runs held different numbers of drafts in memory: {', '.join(held)}")
-    skipped = sum(len(run.skipped) for run in part.runs)
+    lines = ((one.get(name) for name in ("file", "line", "reason")) for run in part.runs for one in run.skipped)
+    skipped = list(dict.fromkeys(f"{file}, line {line}: {reason}" for file, line, reason in lines))  # shards share them
     if skipped:
-        found.append(f"{skipped} lines of the question files were skipped (see the runs)")
+        count = f"{counted(len(skipped), 'line')} of the question files {were(len(skipped))} skipped"
+        found.append(f"{count} ({skipped[0]}{'; the others are under Skipped lines' if len(skipped) > 1 else ''})")
     sets = {frozenset(c.pairs) for name, c in comparisons.items() if c.pairs and name != PLAIN}
     if len(sets) > 1:
-        found.append("not every arm has the same questions: each can be compared with plain, less well with each other")
+        found.append("not every arm has the same questions: compare arms with each other by the column same N")
     if PLAIN not in part.arms or not comparisons[PLAIN].pairs:
         found.append("there is no answer of plain, so that there is nothing to compare with")
     return found
+
+
+def _version(run: RunFolder) -> str:
+    code = run.machine.get("code")
+    return f"{run.version} (code {code})" if code else run.version
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:

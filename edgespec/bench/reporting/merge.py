@@ -9,7 +9,8 @@ from edgespec.bench.reporting.pairs import Part
 from edgespec.bench.specbench.folder import RunFolder
 from edgespec.errors import ConfigError
 
-_OWN = ("shard",)  # settings that each shard has for itself
+# Settings that each shard may have for itself. Policies: an arm of one of them is compared with plain there.
+_OWN = ("shard", "policies")
 _MACHINES_OWN = ("threads",)  # and each machine
 _MADE_OF_AUTO = {"context": "context", "slots": "drafts in memory at once"}  # by a machine, of its free memory
 

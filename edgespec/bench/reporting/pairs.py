@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -55,6 +55,10 @@ class Comparison:
             return None
         first = {name: [pair for pair in pairs if pair.arm[0].repeat == 0] for name, pairs in self.pairs.items()}
         return Comparison({name: pairs for name, pairs in first.items() if pairs})
+
+    def over(self, questions: Collection[str]) -> Comparison:
+        """The same over these questions alone."""
+        return Comparison({name: pairs for name, pairs in self.pairs.items() if name in questions})
 
 
 def _apart(pair: Pair) -> bool:
@@ -116,22 +120,35 @@ class Answers:
 
 
 class Part:
-    """Runs that are one comparison: shards of one run, or one run alone."""
+    """Runs that are one comparison: shards of one run, or one run alone. questions: those that any arm was asked."""
 
     def __init__(self, runs: Sequence[RunFolder]) -> None:
         self.runs = list(runs)
         self.arms: dict[str, Answers] = {}
+        self._had: dict[str, set[str]] = {}  # by arm: questions of the runs that have it
         questions: dict[str, AskedQuestion] = {}
         for number, run in enumerate(self.runs):
+            begun = {record.question_id for records in run.records.values() for record in records}
             for name, info in run.arms.items():
+                self._had.setdefault(name, set()).update(begun)
                 known = self.arms.setdefault(name, Answers(name, info))
                 known.info = _together(known.info, info)
                 known.add(number, run.records.get(name, ()))
                 for r in run.records.get(name, ()):
                     questions[r.question_id] = AskedQuestion(r.order, r.question_id, r.category, r.domain, r.task)
         self.questions: list[AskedQuestion] = sorted(questions.values())
+        # All that were to be asked: a run that was interrupted has not begun some of them.
+        self.asked = max(sum(run.questions for run in self.runs), len(self.questions))
         if PLAIN in self.arms:  # first, whatever the order it was asked for in
             self.arms = {PLAIN: self.arms.pop(PLAIN), **self.arms}
+
+    def unasked(self, name: str) -> int:
+        """Questions of the runs with this arm that no arm was asked (yet)."""
+        return max(self.asked_of(name) - len(self._had[name]), 0)
+
+    def asked_of(self, name: str) -> int:
+        """Questions that this arm was to be asked: those of the runs that have it."""
+        return max(sum(run.questions for run in self.runs if name in run.arms), len(self._had[name]))
 
     def names(self, kind: str) -> list[str]:
         """Its categories, domains or tasks, in the order in which they come."""
@@ -157,7 +174,7 @@ class Part:
         for question in found.failed | found.plain_failed:  # plain has several groups, and any of them may fail
             found.pairs.pop(question, None)
         answered = {question for _, question in arm.turns}
-        found.missing |= {question.id for question in self.questions} - answered
+        found.missing |= self._had[name] - answered
         found.missing -= set(found.pairs)
         return found
 

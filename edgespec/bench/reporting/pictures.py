@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.bench.reporting import style
+from edgespec.bench.reporting.tables import of_questions
 from edgespec.bench.specbench.folder import PLAIN
 
 if TYPE_CHECKING:
@@ -52,13 +53,14 @@ def speedups(part: Mapping[str, Any]) -> Iterator[Picture]:
     ends = [1.0] + [r[key] for r in ratios for key in ("value", "low", "high") if r[key] is not None]
     span = (min(ends) - 0.05 * (max(ends) - min(ends)), max(ends) + 0.05 * (max(ends) - min(ends)) + 0.01)
     first = {name: arms[name]["speedup"] for name in names}
+    most = max(ratio["questions"] for ratio in first.values())
     yield Picture(
         "speedup",
-        f"Decode speed, times plain: all {part['questions']} questions",
-        "Dot: the ratio over all questions; line: its 95% interval. The grey vertical line is plain decoding. "
-        "Filled dots are policies (grey: fixed ones), open diamonds other engines. In brackets: of how many questions, "
-        "where not of all.",
-        _dots(first, span, arms, part["questions"]),
+        f"Decode speed, times plain: {of_questions(most, part['asked'])}",
+        "Dot: the ratio over these questions; line: its 95% interval, where there are enough of them. The grey "
+        "vertical line is plain decoding. Filled dots are policies (grey: fixed ones), open diamonds other engines. In "
+        "brackets: of how many questions, where of fewer.",
+        _dots(first, span, arms, most),
     )
     for number, task in enumerate(tasks):
         of_task = {name: arms[name]["by_task"][task] for name in names}
@@ -119,9 +121,8 @@ def heat_maps(part: Mapping[str, Any]) -> Iterator[Picture]:
         if values:
             form = "{:.0f}" if scale == 100 else "{:.2f}" if len(domains) <= 6 else "{:.1f}"
             made = _map(table, drafted, domains, form, bounds or (1.0, max(values)))
-            yield Picture(
-                f"map-{key.replace('_', '-')}", title, "Rows: policies. Columns: domains of the questions.", made
-            )
+            caption = "Rows: policies, with all that each drafts, lookup included. Columns: domains."
+            yield Picture(f"map-{key.replace('_', '-')}", title, caption, made)
     learning = [name for name in drafted if not fixed(name)]
     learning.sort(key=lambda name: name != leading(arms))
     for number, name in enumerate(learning[:MOST_DRAFT_MAPS]):
@@ -130,16 +131,12 @@ def heat_maps(part: Mapping[str, Any]) -> Iterator[Picture]:
         if len(drafts) < 2:
             continue
         table = [[_scaled(shares[d].get(draft, 0.0 if shares[d] else None), 100) for d in domains] for draft in drafts]
-        made = _map(table, [_shown(draft) for draft in drafts], domains, "{:.0f}", (0.0, 100.0))
+        made = _map(table, drafts, domains, "{:.0f}", (0.0, 100.0))
         caption = "Rows: the draft that proposed (plain: none). Columns: domains; each adds up to 100."
         yield Picture(f"drafts-{number}", f"Drafts used by {name}, % of rounds", caption, made)
 
 
 _FREE = ("ngram", "plain")
-
-
-def _shown(draft: str) -> str:
-    return "lookup" if draft == "ngram" else draft
 
 
 def _scaled(value: float | None, scale: float) -> float | None:

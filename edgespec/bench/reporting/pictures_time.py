@@ -49,7 +49,7 @@ def time_lines(part: Mapping[str, Any]) -> Iterator[Picture]:
 
 
 def _rows(stretch: Mapping[str, Any]) -> list[str]:
-    """Drafts with weights as they come, then lookup, then plain."""
+    """Drafts with weights as they come, then ngram, then plain."""
     spans = stretch["resident"]
     drafts = [load[3] for load in stretch["loads"] if load[2] == "load"] + [r[2] for r in stretch["rounds"] if r[2]]
     names = sorted((n for n in spans if spans[n] and n != "ngram"), key=lambda n: spans[n][0][0])
@@ -59,7 +59,7 @@ def _rows(stretch: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(row: str) -> str:
-    return "lookup" if row == "ngram" else style.shortened(row, 16)
+    return style.shortened(row, 16)
 
 
 def _answers(axes: Axes, stretch: Mapping[str, Any], rows: int) -> None:
@@ -108,7 +108,8 @@ def regret(part: Mapping[str, Any]) -> Iterator[Picture]:
     if not off:
         arms[PLAIN] = plain
     caption = (
-        "Seconds of decoding lost to the best policy of each question, added up; lower is better. "
+        "Seconds of decoding lost to the best policy of each question, added up; lower is better. Over the "
+        f"{len(found['questions'])} questions that all policies answered. "
         f"Plain decoding took {found['plain_seconds']:.3g} s"
     )
     caption += f" and lost {plain[-1]:.3g} s, beyond the picture." if off else "."

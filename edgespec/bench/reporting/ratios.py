@@ -1,4 +1,4 @@
-"""Speed beside plain, with 95% intervals by bootstrap over questions."""
+"""Speed beside plain, with 95% intervals by bootstrap over questions where there are enough."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from drafts.figures import Bootstrap
+from drafts.figures import LEAST_FOR_INTERVAL, Bootstrap
 from edgespec.bench.reporting.pairs import AskedQuestion, Comparison, Part, Sums, sums
 
 Amount = tuple[float, float]  # tokens, seconds
@@ -42,7 +42,7 @@ class Ratios:
         rates = [_rate([pair[side] for pair in both]) for side in (0, 1)]
         counted = sum(question.id in comparison.pairs for question in questions)
         value = rates[0] / rates[1] if rates[0] is not None and rates[1] else None
-        low, high = (None, None) if value is None or counted < 2 else self._interval(group, both)
+        low, high = (None, None) if value is None or counted < LEAST_FOR_INTERVAL else self._interval(group, both)
         return {
             "value": value,
             "low": low,
@@ -78,9 +78,12 @@ def _rate(amounts: Sequence[Amount]) -> float | None:
 
 
 def least(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The task with the smallest ratio, of those with two questions at least: one alone says nothing of its task."""
+    """The task with the smallest ratio, of those with two questions at least: one alone says nothing of its task.
+
+    of: how many such tasks there are; None unless there are two to compare.
+    """
     known = {task: r["value"] for task, r in by_task.items() if r["value"] is not None and r["questions"] > 1}
-    if not known:
+    if len(known) < 2:
         return None
     task = min(known, key=lambda name: known[name])
-    return {"task": task, "value": known[task]}
+    return {"task": task, "value": known[task], "of": len(known)}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edgespec.bench.specbench.folder import PLAIN
+from edgespec.bench.words import counted
 
 UNKNOWN = "–"
 MOST_DIFFERENCES = 50  # of an arm; all of them are in report.json
@@ -48,9 +49,11 @@ def headline(part: Figures, name: str | None) -> str:
     first = arm["first_repeat"]
     if first is not None and first["value"] is not None:
         text += f", {first['value']:.2f} times in the first repeat alone,"
-    text += f" over {_some(found['questions'], 'question')}"
-    if low is not None and len(arm["by_task"]) > 1:
+    text += f" over {of_questions(found['questions'], part['asked'])}"
+    if low is not None:
         text += f"; least in {low['task']}, {low['value']:.2f}"
+        if low["of"] < len(arm["by_task"]):
+            text += f", of the {low['of']} tasks with two questions or more"
     return f"{text}."
 
 
@@ -58,7 +61,10 @@ def summary(part: Figures) -> Table:
     """One row an arm: what a terminal shows."""
     ran = _ran(part)
     repeated = any(arm["first_repeat"] for _, arm in ran)
-    columns = ["arm", "x plain", "95%", *["1st repeat"] * repeated, "least task", "tok/round", "accepted", "fallback"]
+    same = part["common"]
+    columns = ["arm", "x plain", "95%", *["1st repeat"] * repeated]
+    columns += [] if same is None else ["n", f"same {same}"]
+    columns += ["least task", "tok/round", "accepted", "fallback"]
     columns += ["loads", "exposed s", "planning", "equal texts", "errors", "peak MiB"]
     rows = []
     for name, arm in ran:
@@ -69,6 +75,7 @@ def summary(part: Figures) -> Table:
                 number(ratio["value"]),
                 UNKNOWN if name == PLAIN else interval(ratio),
                 *[UNKNOWN if name == PLAIN or first is None else number(first["value"])] * repeated,
+                *([] if same is None else _unequal(arm)),
                 UNKNOWN if low is None or name == PLAIN else f"{low['value']:.2f} {low['task']}",
                 number(arm["tokens_per_round"]),
                 percent(arm.get("acceptance_rate")),
@@ -83,6 +90,11 @@ def summary(part: Figures) -> Table:
         )
     marked = any(arm["other_weights"] for _, arm in ran)
     return Table("Decode speed beside plain", columns, rows, _OTHER_WEIGHTS if marked else "")
+
+
+def _unequal(arm: Figures) -> list[str]:
+    """Of how many questions an arm is, and its ratio over those that all arms have."""
+    return [whole(arm["speedup"]["questions"]), number(arm["same_questions"]["value"])]
 
 
 def by(part: Figures, kind: str) -> Table:
@@ -296,8 +308,9 @@ def _plain(value: Any) -> str:
     return UNKNOWN if value is None else str(value)
 
 
-def _some(count: int, what: str) -> str:
-    return f"{count} {what}" + ("s" if count != 1 else "")
+def of_questions(count: int, asked: int) -> str:
+    """ "18 questions", or "9 of 18 questions" where the others have no answer."""
+    return counted(count, "question") if count == asked else f"{count} of {counted(asked, 'question')}"
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -17,7 +17,7 @@ from edgespec.bench.simulation.devices import Device, Size, profile_names, read_
 from edgespec.bench.simulation.scenario import Base, Setting, costs_from, policy_for, trace_costs
 from edgespec.bench.simulation.sweep import OWN_POLICIES, SWEEPS, Ran, Sweep, run_all, sweep
 from edgespec.bench.simulation.texts import ORDERS, Corpus, limited, read_corpus, read_header
-from edgespec.bench.simulation.validate import validated
+from edgespec.bench.simulation.validate import check, validated
 from edgespec.bench.specbench.arms import expanded, split_specs
 from edgespec.bench.specbench.folder import PLAIN, read_run
 from edgespec.errors import ConfigError
@@ -84,6 +84,8 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
     if args.out:
         output.writable(Path(args.out))
     measured = None if args.validate is None else read_run(args.validate)
+    if measured is not None:
+        check(measured)
     folders = [Path(folder) for folder in args.traces]
     wanted = _policies(args, read_header(folders))
     corpus = read_corpus(folders, ranker=args.ranker, all_texts=args.all_texts)
@@ -99,11 +101,11 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
     points = [setting for each in sweeps for _, _, setting in each.settings]
     try:
         ran = _replayed(base, settings + points, progress, args.jobs)
-        check = None if measured is None else validated(base, measured)
+        validation = None if measured is None else validated(base, measured)
     except KeyboardInterrupt:
         print("interrupted; nothing was written", file=sys.stderr)
         return INTERRUPTED
-    document = _document(args, base, profile, ran, len(settings), sweeps, check)
+    document = _document(args, base, profile, ran, len(settings), sweeps, validation)
     if args.out:
         output.publish(document, Path(args.out))
     if args.json:
@@ -198,7 +200,7 @@ def _document(
     ran: Ran,
     compared: int,
     sweeps: Sequence[Sweep],
-    check: Mapping[str, Any] | None,
+    validation: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Everything, as JSON values."""
     corpus, rows = base.corpus, iter(ran.rows)
@@ -231,7 +233,7 @@ def _document(
         },
         "rows": policies,
         "sweeps": varied,
-        "validation": check,
+        "validation": validation,
     }
 
 

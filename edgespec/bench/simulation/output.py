@@ -11,11 +11,14 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from drafts.figures import LEAST_FOR_INTERVAL
 from edgespec.bench.reporting import style
 from edgespec.bench.reporting.html import TEMPLATE
 from edgespec.bench.reporting.markdown import block, escape, mind, terms
+from edgespec.bench.reporting.tables import Table
 from edgespec.bench.simulation import tables
 from edgespec.bench.simulation.pictures import pictures
+from edgespec.bench.words import counted
 from edgespec.errors import ConfigError
 from edgespec.files import write_text
 
@@ -25,9 +28,10 @@ TITLE = "Simulated policies"
 FILES = ("simulation.json", "simulation.md", "simulation.html")
 DEFINITIONS = {
     "x plain": "seconds of plain decoding over seconds of the policy, of the same recorded answers; prefill left out",
-    "95%": "interval by bootstrap over texts: what other texts of the kind might give, on this very device",
+    "95%": "interval by bootstrap over texts: what other texts of the kind might give, on this very device; none below "
+    f"{LEAST_FOR_INTERVAL} texts",
     "fallback": "share of rounds in which the draft that the policy wanted most could not run (away, or still reading "
-    "the text), or the one that ran offered nothing; as `fallback_share` of a live run",
+    "the text); as `fallback_share` of a live run",
     "load ratio": "seconds of a load over seconds of a plain step",
     "oracle-static": "the best draft, gamma and use of lookup of each text, known in advance",
     "oracle-dynamic": "every N rounds what takes the fewest seconds to the end of the text, known in advance, loads "
@@ -67,6 +71,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     blocks += mind(document["warnings"])
     blocks += [block(table, level=2) for table in tables.all_tables(document)]
     blocks.append(terms(DEFINITIONS))
+    blocks.append(block(how(document), level=2))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -87,9 +92,24 @@ def html(document: Mapping[str, Any]) -> str:
         css=Markup(style.css()),
         parts=[part],
         definitions=DEFINITIONS,
-        others=[],
+        others=[how(document)],
         no_pictures="" if style.available() else style.HOW_TO_INSTALL,
     )
+
+
+def how(document: Mapping[str, Any]) -> Table:
+    """The command, and what it was made of."""
+    replayed = document["replayed"]
+    spent = f"{replayed['seconds']:.1f} s in {counted(replayed['processes'], 'process', 'processes')}"
+    rows = [
+        ["command", document["command"]],
+        ["traces", ", ".join(document["traces"])],
+        ["target", str(document["target"].get("name", "not named"))],
+        ["drafts", ", ".join(document["drafts"])],
+        ["texts left out, as the ranker was made with them", str(document["seen_texts_left_out"])],
+        ["rounds replayed", f"{replayed['rounds']:,}, {spent}"],
+    ]
+    return Table("Settings", ["setting", "value"], rows)
 
 
 def _drawn(document: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:

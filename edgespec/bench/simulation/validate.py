@@ -42,6 +42,15 @@ class Matched:
 Turn = tuple[str, int]  # question, turn
 
 
+def check(run: RunFolder) -> None:
+    """ConfigError for a run of which no costs can be made: seen before anything is replayed."""
+    if not any(_STATIC.fullmatch(arm) and run.records.get(arm) for arm in run.arms):
+        raise ConfigError(
+            f"The run in {run.path} has no answers of a static:DRAFT@GAMMA, and drafts' seconds are made of them. "
+            "Take a run of 'bench specbench' with static or all-statics among its --policies (static is, by default)."
+        )
+
+
 def matched(corpus: Corpus, run: RunFolder) -> Matched:
     """The run's turns whose prompt and answer are those of a recorded text. Raises ConfigError if there are none.
 
@@ -85,11 +94,16 @@ def _answer(by_arm: Mapping[str, Sequence[Record]], arms: Sequence[str]) -> tupl
 def _recorded(corpus: Corpus, answer: tuple[int, tuple[int, ...]], taken: set[str]) -> TextTrace | None:
     """The text of that answer, cut where the run's limit cut it; each serves one question."""
     length, tokens = answer
-    for text in corpus.texts:
-        known = corpus.answers[text.name]
-        if text.prompt_length == length and text.name not in taken and tuple(known[: len(tokens)]) == tokens:
-            return shortened(text, len(tokens))
-    return None
+    fits = [
+        text
+        for text in corpus.texts
+        if text.prompt_length == length
+        and text.name not in taken
+        and tuple(corpus.answers[text.name][: len(tokens)]) == tokens
+    ]
+    # One that ended there goes before one that went on: their prompts may be as long and their beginnings the same.
+    whole = [text for text in fits if len(corpus.answers[text.name]) == len(tokens)]
+    return shortened((whole or fits)[0], len(tokens)) if fits else None
 
 
 def run_costs(matched: Matched, corpus: Corpus, fallback: CostTable) -> tuple[CostTable, float]:
@@ -103,7 +117,10 @@ def run_costs(matched: Matched, corpus: Corpus, fallback: CostTable) -> tuple[Co
     fixed = {arm: _sums(matched, arm) for arm in matched.run.arms if _STATIC.fullmatch(arm)}
     fixed = {arm: found for arm, found in fixed.items() if found.get("rounds")}
     if not fixed:
-        raise ConfigError("The run has no static:<draft>@<gamma> with answers that were recorded, too: costs need one.")
+        raise ConfigError(
+            f"No static:DRAFT@GAMMA of the run in {matched.run.path} has answers that were recorded, too: the seconds "
+            "of drafts are made of them. Run 'bench record' on the same questions."
+        )
     data: dict[str, Any] = fallback.to_json()
     verify = {1: plain["target_seconds"] / plain["rounds"]}
     widths: dict[int, list[float]] = defaultdict(list)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from drafts.zoo import TargetFacts
     from edgespec.bench.peers.base import Contender
 
-NGRAM, ALL_STATICS = "ngram", "all-statics"
+NGRAM, STATIC, ALL_STATICS = "ngram", "static", "all-statics"
 STATIC_GAMMA = 3
 ORACLES = ("oracle-static", "oracle-dynamic")
 POLICY_FACTORY = "edgespec.bench.specbench.worker:PolicyArm"
@@ -67,10 +67,12 @@ def split_specs(text: str) -> list[str]:
 
 
 def expanded(specs: Sequence[str], drafts: Sequence[str]) -> list[str]:
-    """`plain` put in front where it is not named, and "all-statics" as one `static` for every draft."""
+    """`plain` put in front where it is not named, "all-statics" as one `static` for every draft, and "static" alone as
+    that of the first draft, if there is any."""
     found = [] if PLAIN in specs else [PLAIN]
+    meant = {STATIC: drafts[:1], ALL_STATICS: drafts}
     for spec in specs:
-        found += [f"static:{draft}@{STATIC_GAMMA}" for draft in drafts] if spec == ALL_STATICS else [spec]
+        found += [f"static:{draft}@{STATIC_GAMMA}" for draft in meant[spec]] if spec in meant else [spec]
     return list(dict.fromkeys(found))
 
 
@@ -83,11 +85,11 @@ def check(specs: Sequence[str], drafts: Sequence[str], slots: int | None) -> Non
                 raise ConfigError(f"--policies: the peer {spec!r} is not known; {nearest(spec, known)}")
         elif spec.split(",")[0].split("@")[0] in ORACLES:
             raise ConfigError(f"--policies: {spec} knows the future of a text; use 'edgespec bench simulate' for it")
-        elif spec not in (NGRAM, ALL_STATICS):
+        elif spec not in (NGRAM, STATIC, ALL_STATICS):
             try:
                 make_policy(spec, CostTable(), drafts, capacity=slots or 1)
             except ValueError as error:
-                more = f"; and there are {NGRAM}, {ALL_STATICS} and {', '.join(known)}"
+                more = f"; and there are {NGRAM}, {STATIC}, {ALL_STATICS} and {', '.join(known)}"
                 raise ConfigError(f"--policies: {error}{'' if spec.startswith(POLICIES) else more}") from error
 
 

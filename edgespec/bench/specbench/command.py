@@ -6,20 +6,22 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from edgespec.bench.machine import command_to_resume
+from edgespec.bench.progress import no_progress
 from edgespec.bench.reporting.terminal import shown
 from edgespec.bench.specbench import arms, preparing, ray_cluster
 from edgespec.bench.specbench.arms import Arm
-from edgespec.bench.specbench.folder import RunFolder, RunWriter, has_run, locked, read_run
-from edgespec.bench.specbench.harness import Harness, PlainFailure
+from edgespec.bench.specbench.folder import RunFolder, RunWriter, has_run, locked, other_files, read_run
+from edgespec.bench.specbench.harness import Harness, PlainFailure, Plan
 from edgespec.bench.specbench.model_answers import write_answers
 from edgespec.bench.specbench.questions import ORDERS
 from edgespec.bench.specbench.ties import measure_ties
+from edgespec.bench.words import are, counted
 from edgespec.bench.workers import Worker
 from edgespec.errors import ConfigError
 
@@ -32,15 +34,17 @@ DESCRIPTION = (
     "answers in Spec-Bench's own form, and a report into one folder."
 )
 EPILOG = (
-    "policies: plain (always there), ngram (lookup alone), all-statics, the policies of docs/policies.md as in "
-    "static:code@4 or memspec,n=8; other engines: peer:llama.cpp, peer:llama.cpp-lookup, peer:onnxruntime-genai, "
-    "peer:transformers, peer:transformers-lookup, peer:transformers-assisted, peer:flashspec"
+    "policies: plain (always there), ngram (lookup alone), static (the first draft at gamma 3), all-statics (each), "
+    "the policies of docs/policies.md as in static:code@4 or memspec,n=8; other engines: peer:llama.cpp, "
+    "peer:llama.cpp-lookup, peer:onnxruntime-genai, peer:transformers, peer:transformers-lookup, "
+    "peer:transformers-assisted, peer:flashspec"
 )
-DEFAULT_POLICIES = "plain,ngram,mab-async,nightjar,memspec,edgespec"
+DEFAULT_POLICIES = "plain,ngram,static,mab-async,nightjar,memspec,edgespec"
 FAILED, INTERRUPTED = 1, 130
 TABLE_WIDTH = 160  # where the output is no terminal
 MOST_NEW_TOKENS = 1 << 16
 MOST_SHOWN = 10  # lines that are left out
+MOST_NAMED = 3  # files of others in the folder
 
 Progress = Callable[[int], Any]
 
@@ -61,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) 
     add("-n", "--max-new-tokens", type=count, default=1024, metavar="N", help="longest answer (1024)")
     add("--temperature", type=_temperature, default=0.0, metavar="T", help="0 = always the likeliest token (default)")
     add("--repeats", type=count, default=3, metavar="N", help="times that every question is run (3)")
-    add("--shard", metavar="I/N", help="only every N-th question from the I-th on; 'bench report' merges the folders")
+    add("--shard", metavar="I/N", help="only every N-th question of each category; 'bench report' merges the folders")
     add("--resume", action="store_true", help="go on with the run in DIR; nothing is run twice")
     add("--retry-errors", action="store_true", help="with --resume: ask once more for the answers that failed")
     add("--together", type=count, metavar="N", help="arms in memory at once, plain among them (default: what fits)")
@@ -69,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) 
     add("--assistant", metavar="DIR", help="draft checkpoint for peer:transformers-assisted and peer:flashspec")
     ray_cluster.add_arguments(parser, count)
     options.add_engine_flags(parser)
-    add("-q", "--quiet", action="store_true", help="no progress and no warnings")
+    add("-q", "--quiet", action="store_true", help="no progress; the tables, and what to mind about them, all the same")
     add("--debug", action="store_true", help="log in detail, and show a traceback when something fails")
 
 
@@ -118,10 +122,25 @@ def run(args: argparse.Namespace, progress: Progress) -> int:
         raise ConfigError("--shards is for --ray; name one shard with --shard I/N.")
     found, config = preparing.asked(args), configured(args)
     out = Path(args.out).expanduser()
+    _check_folder(out, resume=args.resume)
     with locked(out):
         if has_run(out) and not args.resume:
             raise ConfigError(f"There is a run in {out}: go on with it with --resume, or give --out another folder.")
         return _Run(args, config, found, out).measure(progress)
+
+
+def _check_folder(out: Path, *, resume: bool) -> None:
+    """ConfigError for a folder in which there is nothing to go on with, and for one of other things."""
+    if has_run(out):
+        return
+    if resume:
+        raise ConfigError(
+            f"There is no run in {out} to go on with: check --out, or leave out --resume to begin one there."
+        )
+    strange = other_files(out)
+    if strange:
+        named = ", ".join(strange[:MOST_NAMED]) + (", ..." if len(strange) > MOST_NAMED else "")
+        raise ConfigError(f"The folder {out} has other files ({named}): give --out a new or an empty one.")
 
 
 class _Run:
@@ -157,9 +176,10 @@ class _Run:
             if arm.missing:
                 self._say(f"{name} takes no part: {arm.missing}")
         plan = preparing.plan(self._run, self._arms, self._questions, self._args, self._encoder)
+        self._say(_announced(plan, self._run))
         writer = RunWriter(self._run)
         try:
-            with _no_progress() if self._args.quiet else progress(plan.answers()) as (tell, advance):
+            with (no_progress if self._args.quiet else progress)(plan.answers()) as (tell, advance):
                 Harness(
                     plan, writer, self._start, self._encoder, tell=lambda text: tell(shown(text)), advance=advance
                 ).run()
@@ -167,14 +187,11 @@ class _Run:
             writer.save()
             write_answers(writer.run, self._questions, self._encoder.text)
             kept = sum(map(len, writer.run.records.values()))
-            _say(
-                f"interrupted; {kept} turns are kept in {self._run.path}, and the same command with --resume goes on "
-                "from there"
-            )
+            _say(f"interrupted; {counted(kept, 'turn')} {are(kept)} kept in {self._run.path}. {_go_on()}")
             return INTERRUPTED
         except PlainFailure as failure:
             write_answers(writer.run, self._questions, self._encoder.text)
-            _say(f"{failure}; what was measured is kept in {self._run.path}, and --resume goes on from there")
+            _say(f"{failure}; what was measured is kept in {self._run.path}. {_go_on()}")
             return FAILED
         finally:
             writer.close()
@@ -194,7 +211,7 @@ class _Run:
             _say(f"{name} has an error: {message}; --resume starts it again")
         errors = sum(record.error is not None for records in writer.run.records.values() for record in records)
         if errors:
-            _say(f"{errors} answers failed; --resume --retry-errors asks for them once more")
+            _say(f"{counted(errors, 'answer')} failed; --resume --retry-errors asks once more")
         return FAILED if failed else 0
 
     def _measure_ties(self, run: RunFolder) -> None:
@@ -217,8 +234,18 @@ class _Run:
         )
 
 
-def _no_progress() -> Any:
-    return nullcontext((lambda text: None, lambda count: None))
+def _announced(plan: Plan, run: RunFolder) -> str:
+    """What will be done, before the first minutes in which nothing else is seen."""
+    names = {arm.name for group in plan.groups for arm in group}
+    before = sum(map(len, run.records.values()))
+    counts = {"question": len(plan.questions), "arm": len(names), "repeat": plan.repeats}
+    asked = ", ".join(counted(count, what) for what, count in counts.items())
+    text = f"{asked}: {counted(plan.answers(), 'answer')}, kept in {run.path}"
+    return f"{text}; {counted(before, 'turn')} {are(before)} there already" if before else text
+
+
+def _go_on() -> str:
+    return f"To go on: {command_to_resume()}"
 
 
 def _say(text: str) -> None:

@@ -2,7 +2,7 @@
 
 run.json            what was run on what, and how each arm fared
 records/<arm>.jsonl one line a turn, appended as it is measured; the truth, everything else is made from it
-model_answer/       the same in Spec-Bench's own form (answers.py)
+model_answer/       the same in Spec-Bench's own form (model_answers.py)
 trace/, state/      Chrome traces of the last questions; what policies learned
 lock                held while somebody writes
 """
@@ -125,6 +125,12 @@ def records_file(folder: Path, arm: str) -> Path:
 def has_run(path: Path) -> bool:
     """Whether a run, whole or not, is in this folder."""
     return (path / RUN).exists() or any(file.stat().st_size for file in (path / RECORDS).glob("*.jsonl"))
+
+
+def other_files(path: Path) -> list[str]:
+    """Names of what is in a folder that no run has made, in order; a run that was refused may have left its lock."""
+    own = {RUN, RECORDS, LOCK, ANSWERS, TRACES, STATE}
+    return sorted(file.name for file in path.iterdir() if file.name not in own) if path.is_dir() else []
 
 
 def read_run(path: str | Path) -> RunFolder:
@@ -342,8 +348,23 @@ _ARM_FIELDS: dict[str, fields.Check] = {
     "weights": fields.text,
     "peak_memory_bytes": fields.or_none(fields.whole),
 }
+# Of the settings, those that a report computes with.
+_SETTINGS: dict[str, fields.Check] = {
+    "repeats": fields.or_none(fields.whole),
+    "temperature": fields.or_none(fields.number),
+    "policies": fields.or_none(fields.list_of(fields.text)),
+}
+
+
+def _settings(value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = fields.mapping(value)
+    for name in _SETTINGS.keys() & found.keys():
+        fields.checked(found, name, _SETTINGS[name])
+    return found
+
+
 _RUN_FIELDS: dict[str, fields.Check] = {
-    "settings": fields.mapping,
+    "settings": _settings,
     "machine": fields.mapping,
     **dict.fromkeys(("command", "started", "version"), fields.text),
     "skipped": lambda value: list(fields.list_of(fields.mapping)(value)),

@@ -100,9 +100,8 @@ class Harness:
         }
         self._known = {arm: {record.key[:3] for record in found} for arm, found in records.items()}
         self._session = max((record.session for found in records.values() for record in found), default=-1) + 1
+        # Until it is started again: who is interrupted before that must find it broken once more.
         self._broken = {name for name, info in writer.run.arms.items() if info.status == "error"}
-        for name in self._broken:
-            writer.arm(name, status="ok", message="")
         self._left = self._measured = 0
         self._seconds = 0.0  # of the questions that were asked
 
@@ -122,13 +121,15 @@ class Harness:
         for arm in arms:
             if self._wanted(arm, who):
                 self._open(arm)
-        for repeat, question, place in turns(self._plan.questions, self._plan.repeats):
+            elif arm.name in self._broken and not arm.missing:  # it broke at the last of its questions
+                self._writer.arm(arm.name, status="ok", message="")
+        for repeat, question, leader in turns(self._plan.questions, self._plan.repeats):
             steps = len(arms)
             for group, names in who[repeat, question.key]:
                 if group != number and not self._accompanied(names, (group, repeat, question.key)):
                     continue
                 running = [arm for arm in arms if arm.name in names and arm.name in self._workers]
-                for arm in rotated(running, place, repeat):
+                for arm in rotated(running, leader, repeat):
                     if arm.name in self._workers:  # still
                         self._question(arm, question, repeat, group)
                     if steps:  # plain may have more than one

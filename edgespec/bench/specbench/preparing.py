@@ -100,11 +100,13 @@ class Setup:
     def of(cls, args: argparse.Namespace, config: RuntimeConfig) -> Setup:
         """By headers and manifests alone. ConfigError, ModelError, CatalogError, MemoryBudgetError."""
         from edgespec import loading
+        from edgespec.draft_loading import check_names
         from edgespec.memory.budget import parse_budget
         from edgespec.models.build import planned_bytes
         from edgespec.models.cpu import usable_threads
         from edgespec.models.weights.opening import open_weights
 
+        check_names(config)
         path = catalog.resolve(config.model, home=config.home)
         facts = loading.target_facts(config)
         if facts is None:
@@ -225,6 +227,8 @@ def go_on(old: RunFolder, new: RunFolder) -> RunFolder:
     auto = [name for name in _MADE_OF_AUTO if name in old.machine]
     pairs += [(_MADE_OF_AUTO[name], old.machine[name], new.machine.get(name)) for name in auto]
     pairs.append(("edgespec's version", old.version, new.version))
+    if "code" in old.machine:  # which the first runs do not tell
+        pairs.append(("edgespec's code", old.machine["code"], new.machine.get("code")))
     for name, before, now in pairs:
         if before != now:
             raise ConfigError(

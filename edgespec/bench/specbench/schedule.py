@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Part `index` of `count` (from 1), every count-th question."""
+    """Part `index` of `count` (from 1): every count-th question of each category, a sample of the whole."""
 
     index: int = 1
     count: int = 1
@@ -31,8 +32,10 @@ class Shard:
                 return cls(index, count)
         raise ConfigError(f"--shard wants I/N with I from 1 to N, as in 1/4, not {text!r}")
 
-    def of(self, questions: Iterable[Question]) -> list[Question]:
-        return [question for question in questions if question.order % self.count == self.index - 1]
+    def of(self, questions: Sequence[Question]) -> list[Question]:
+        """Of all questions of the run, in order; not of some, for each counts those before it."""
+        numbers = _numbers([question.category for question in questions])
+        return [each for each, number in zip(questions, numbers) if number % self.count == self.index - 1]
 
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
@@ -65,19 +68,37 @@ Beside = Mapping[Place, Sequence[tuple[int, Collection[str]]]]
 
 
 def turns(questions: Sequence[Question], repeats: int) -> Iterator[tuple[int, Question, int]]:
-    """(repeat, question, place of the question) of all that is asked, in order."""
+    """(repeat, question, number of whom it begins with) of all that is asked, in order; see `rotated`."""
+    leaders = _numbers([question.domain for question in questions])
     for repeat in range(repeats):
-        for place, question in enumerate(questions):
-            yield repeat, question, place
+        for question, leader in zip(questions, leaders):
+            yield repeat, question, leader
 
 
-def rotated(arms: Sequence[T], place: int, repeat: int = 0) -> list[T]:
-    """The arms with another one in front at each place, each as often, and another one in each repeat of a question.
+def _numbers(kinds: Sequence[str]) -> list[int]:
+    """Numbers that go on from one to the next of its kind, and from kind to kind, in whatever order they come.
 
-    Give only those that run there: else who stands behind one that does not would lead twice as often. After each
-    round of all arms one is passed over: where domains take turns, too, an arm would lead always in the same ones.
+    Dealt out by them, as whose turn it is to lead or as the shard it is in, all get as many of each kind, and as many
+    on the whole, or one less.
     """
-    at = (repeat + place + place // len(arms)) % len(arms) if arms else 0
+    following: dict[str, int] = {}
+    total = 0
+    for kind, count in Counter(kinds).items():
+        following[kind] = total
+        total += count
+    found = []
+    for kind in kinds:
+        found.append(following[kind])
+        following[kind] += 1
+    return found
+
+
+def rotated(arms: Sequence[T], leader: int, repeat: int = 0) -> list[T]:
+    """The arms, beginning with that one (round and round), and with another one in each repeat of a question.
+
+    Give only those that run there: else who stands behind one that does not would lead twice as often.
+    """
+    at = (repeat + leader) % len(arms) if arms else 0
     return [*arms[at:], *arms[:at]]
 
 

@@ -117,8 +117,7 @@ def _step(weights: WeightFile, name: str, wanted: Wanted, *, packed: bool) -> St
         if wanted.tables is None and own is not None and own.bits == wanted.bits:
             bits = own.bits
     if own is not None and own.bits == bits and wanted.group in (None, own.group) and wanted.mode in (None, own.mode):
-        wide = 4 if weights.kind(name).startswith(_PACKED) else 2  # whose scales may be bfloat16, kept as float32
-        return Step(name, shape, own, True, own.nbytes(shape, scale_bytes=wide))
+        return Step(name, shape, own, True, own.nbytes(shape))
     group = next((g for g in reversed(GROUPS) if g <= (wanted.group or DEFAULT_GROUP) and shape[1] % g == 0), None)
     if bits == 16 or group is None:
         return Step(name, shape, None, False, 2 * shape[0] * shape[1])

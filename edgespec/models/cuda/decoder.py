@@ -9,18 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgespec.errors import ConfigError, ModelError
-from edgespec.kernels import ops
+from edgespec.errors import ModelError
 from edgespec.models.base import FloatArray, ForwardOutput, KVCache, KVPool, Part
-from edgespec.models.batching import check_distinct
+from edgespec.models.batching import PartError, check_distinct, reserve_parts
 from edgespec.models.cuda import step as cuda_step
+from edgespec.models.cuda.copying import Copier, Pause, no_pause
+from edgespec.models.cuda.devices import capture_on, device_named
 from edgespec.models.cuda.draft import MOST_DRAWN, MOST_GUESSES, MOST_PENDING, DraftLoop, Guesses
-from edgespec.models.cuda.graphs import Graphs, TorchCapture
+from edgespec.models.cuda.graphs import Graphs
 from edgespec.models.cuda.guesses import Continued, DeviceTokens
-from edgespec.models.cuda.kv import BLOCK, PagedCache, PagedPool
+from edgespec.models.cuda.kv import BLOCK, MOVES_BYTES, PagedCache, PagedPool
 from edgespec.models.cuda.logits import DeviceLogits, Judgement, as_array, judged
 from edgespec.models.cuda.looks import Stopwatch, to_numpy
-from edgespec.models.cuda.memory import out_of_memory, return_memory
+from edgespec.models.cuda.memory import out_of_memory, return_memory, suppress_out_of_memory
 from edgespec.models.cuda.staging import Staging
 from edgespec.models.cuda.steps import MOST_SEQUENCES, WIDEST, Checked, Steps
 from edgespec.models.cuda.weights import load_model
@@ -31,15 +32,16 @@ PREFILL_PIECE = 256  # tokens of a longer part that run at once, kernel by kerne
 
 
 def staging_bytes(positions: int) -> int:
-    """Of one pinned buffer: it holds a row of the tables, or what goes with a piece of a prompt."""
-    return max(16 * (positions // BLOCK + 2), 8 * PREFILL_PIECE)
+    """Of one pinned buffer: it holds a row of the tables, what goes with a piece of a prompt, or moves of blocks."""
+    return max(16 * (positions // BLOCK + 2), 8 * PREFILL_PIECE, MOVES_BYTES)
 
 
 class CudaDecoder:
     """A `Decoder` on a CUDA device; every step but those of a long prompt is one graph launch.
 
     keep_blocks: int4 and int8 weights stay as the file has them; the rest, and keys and values, are `dtype`. graphs:
-    False runs kernel by kernel, as do devices without graphs. On the CPU (tests) kernels are their torch references.
+    False runs kernel by kernel, as do devices without graphs or without Triton. On the CPU (tests) kernels are their
+    torch references.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class CudaDecoder:
         positions: int | None = None,
         keep_blocks: bool = True,
         graphs: bool = True,
+        pause: Pause = no_pause,
     ) -> None:
-        """Load all weights to `device`. dtype: None = float16 on CUDA, float32 on the CPU.
+        """Load all weights to `device`, beside what runs there. dtype: None = float16 on CUDA, float32 on the CPU.
 
+        pause: called between two pieces of the weights; what it raises ends the load.
         Raises ConfigError for a device that is not there, ModelError for weights that cannot be read.
         """
-        self.device = _there(device)
+        self.device = device_named(device)
         if dtype is None:
             dtype = torch.float16 if self.device.type == "cuda" else torch.float32
         self.dtype: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
@@ -69,13 +73,16 @@ class CudaDecoder:
         self._lock = threading.Lock()
         self._closed = self._freed = False
         with torch.inference_mode():
-            self.model = load_model(
-                weights, self.device, self.dtype, keep_blocks=keep_blocks, positions=self.positions + WIDEST
-            )
+            with Copier(self.device, pause) as copier:
+                positions = self.positions + WIDEST
+                self.model = load_model(
+                    weights, self.device, self.dtype, keep_blocks=keep_blocks, positions=positions, sink=copier.place
+                )
             self.pool = PagedPool(self.spec, self.device, self.dtype, positions=self.positions)
             self.staging = Staging(self.device, staging_bytes(self.positions))
             self.steps = Steps(self, 1)
-        self.graphs = Graphs(TorchCapture(self.device) if graphs and self.device.type == "cuda" else None)
+        self.graphs = Graphs(capture_on(self.device) if graphs else None)
+        self._compiled = False  # what graphs do not hold
         self._loops: dict[int, DraftLoop] = {}
 
     @property
@@ -97,14 +104,6 @@ class CudaDecoder:
         spec = self.spec
         return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * self.dtype.itemsize
 
-    @property
-    def growth(self) -> int:
-        """What a graph's key needs beside its shape: nothing where kernels follow a table of addresses to all slabs.
-
-        torch's references work slab by slab, so that another slab is another graph.
-        """
-        return 0 if ops.backend(self.device) == "triton" else self.pool.changes
-
     def prepare_steps(self, widths: Iterable[int]) -> None:
         """Capture steps of one sequence of these widths, and of the widest, which takes all that lie between.
 
@@ -117,8 +116,10 @@ class CudaDecoder:
 
     def _prepare(self, widths: Iterable[int]) -> None:
         if self.graphs.enabled:
-            if not self.steps.prepared:
+            if not self._compiled:  # before it is needed
                 self._try_long()
+                self.steps.tables.carry([(self.pool.scratch, self.pool.scratch)])
+                self._compiled = True
             self.steps.prepare(widths)
 
     def prepare_guesses(self, real: int, gammas: Iterable[int]) -> None:
@@ -156,18 +157,29 @@ class CudaDecoder:
         with self._lock, torch.inference_mode():
             if slots > self.batch_slots or slots == 1 < self.batch_slots:
                 self._check_open()
-                before = self.steps
-                try:
-                    self._forget_graphs()
-                    self.steps = Steps(self, slots)
-                    self._prepare(before.prepared)
-                except Exception as error:
-                    if not out_of_memory(error):
-                        raise
-                    self._forget_graphs()
-                    self.steps = Steps(self, 1)
-                    raise ModelError(f"there is no memory for steps of {slots} sequences: {error}") from error
+                short = self._replace_steps(slots)
+                if short is not None:
+                    raise ModelError(f"there is no memory for steps of {slots} sequences: {short}") from short
             return 0 if self.batch_slots == 1 else self.steps.nbytes
+
+    def _replace_steps(self, slots: int) -> MemoryError | None:
+        """Steps of up to so many sequences, with their graphs; if memory runs out, steps of one, and why it did."""
+        widths = self.steps.prepared
+        self._forget_graphs()
+        try:
+            self.steps = Steps(self, slots)
+            self._prepare(widths)
+            return None
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            short = MemoryError(str(error))  # the error itself may hold memory
+        self._forget_graphs()
+        return_memory(self.device)
+        self.steps = Steps(self, 1)
+        with suppress_out_of_memory():
+            self._prepare(widths)
+        return short
 
     def forward(
         self, tokens: Sequence[int], cache: KVCache, *, logits: int | None = None, hidden: bool = False
@@ -178,8 +190,7 @@ class CudaDecoder:
         with self._lock, torch.inference_mode():
             self._check_open()
             checked = self._checked(parts)
-            for part in checked:
-                part.cache.reserve(part.cache.length + len(part.ids))
+            reserve_parts(parts)
             outputs: list[ForwardOutput | None] = [None] * len(checked)
             short = [place for place, part in enumerate(checked) if len(part.ids) <= WIDEST]
             for place, part in enumerate(checked):
@@ -192,26 +203,42 @@ class CudaDecoder:
             return [output for output in outputs if output is not None]
 
     def _checked(self, parts: Sequence[Part]) -> list[Checked]:
+        """What is wrong with one of several parts is its own fault, and raised as such."""
         check_distinct(parts)
         checked = []
-        for tokens, cache, logits, hidden in parts:
-            if not isinstance(cache, PagedCache) or cache.owner is not self:
-                raise ValueError("this cache belongs to another decoder")
-            guesses, tokens = _on_device(tokens, self.device)
-            ids = np.asarray(tokens)
-            if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-                raise ValueError("token ids must be a flat, non-empty sequence of integers")
-            if ids.min() < 0 or ids.max() >= self.spec.vocab_size:
-                raise ValueError(f"token ids must be in 0..{self.spec.vocab_size - 1}, got {ids.min()}..{ids.max()}")
-            rows = len(ids) if logits is None else logits
-            if not 0 <= rows <= len(ids):
-                raise ValueError(f"asked for logits of the last {rows} of {len(ids)} tokens")
-            checked.append(Checked(ids.astype(np.int64), cache, rows, hidden, guesses))
+        for index, part in enumerate(parts):
+            try:
+                checked.append(self._one(part))
+            except (ModelError, ValueError) as error:
+                if len(parts) == 1:
+                    raise
+                raise PartError(index, error if isinstance(error, ModelError) else ModelError(str(error))) from error
         return checked
+
+    def _one(self, part: Part) -> Checked:
+        tokens, cache, logits, hidden = part
+        if not isinstance(cache, PagedCache) or cache.owner is not self:
+            raise ValueError("this cache belongs to another decoder")
+        guesses, tokens = _on_device(tokens, self.device)
+        ids = np.asarray(tokens)
+        if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
+            raise ValueError("token ids must be a flat, non-empty sequence of integers")
+        if ids.min() < 0 or ids.max() >= self.spec.vocab_size:
+            raise ValueError(f"token ids must be in 0..{self.spec.vocab_size - 1}, got {ids.min()}..{ids.max()}")
+        if cache.length + len(ids) > cache.capacity:
+            raise ModelError(f"{cache.length + len(ids)} tokens do not fit a cache of {cache.capacity} positions")
+        rows = len(ids) if logits is None else logits
+        if not 0 <= rows <= len(ids):
+            raise ValueError(f"asked for logits of the last {rows} of {len(ids)} tokens")
+        return Checked(ids.astype(np.int64), cache, rows, hidden, guesses)
 
     def takes(self, guesses: object) -> bool:
         """Whether a part may end with these, of a draft's block, without a look at them before."""
         return isinstance(guesses, DeviceTokens) and guesses.device == self.device
+
+    def stopwatch(self) -> Stopwatch:
+        """That begins now, on the device."""
+        return Stopwatch(self.device)
 
     def guess(
         self,
@@ -222,11 +249,13 @@ class CudaDecoder:
         real: int,
         temperature: float = 0.0,
         uniforms: Sequence[float] = (),
+        since: Stopwatch | None = None,
     ) -> Guesses | None:
         """A draft's block, see `DraftLoop.guess`; the cache then holds `pending` and all guesses but one.
 
-        real: ids from here on are no tokens. None if `pending` or the block is too long for the graphs. Nothing waits
-        for the device: the guesses are `takes`n from there, or looked at.
+        real: ids from here on are no tokens. since: a `stopwatch`, where what was read before is part of what the block
+        takes. None if `pending` or the block is too long for the graphs. Nothing waits for the device: the guesses are
+        `takes`n from there, or looked at.
         """
         with self._lock, torch.inference_mode():
             self._check_open()
@@ -235,7 +264,7 @@ class CudaDecoder:
             loop = self._loop(real)
             self.steps.settle()
             cache.reserve(cache.length + len(pending) + gamma - 1)
-            guesses = loop.guess(cache, pending, gamma, temperature=temperature, uniforms=uniforms)
+            guesses = loop.guess(cache, pending, gamma, temperature=temperature, uniforms=uniforms, since=since)
             cache.length += len(pending) + gamma - 1
             return guesses
 
@@ -280,9 +309,17 @@ class CudaDecoder:
         self.graphs.forget()
         self._loops.clear()
 
-    def trim(self) -> None:
-        """Hand slabs without a sequence and memory that is cached for later back: somebody is short of it."""
+    def without_graphs(self, cause: str) -> None:
+        """Run kernel by kernel from now on, and give back what captured steps took; the cause is in one warning."""
         with self._lock:
+            self.graphs.give_up(cause)
+            self._loops.clear()
+        return_memory(self.device)
+
+    def trim(self) -> None:
+        """Move what sequences hold together, and hand slabs that are empty and cached memory back: it is short."""
+        with self._lock:
+            self.steps.tables.compact()
             self.pool.trim()
         return_memory(self.device)
 
@@ -330,13 +367,6 @@ class CudaDecoder:
     def _check_open(self) -> None:
         if self._closed:
             raise ModelError("the model has been closed; load it again")
-
-
-def _there(device: str | torch.device) -> torch.device:
-    chosen = torch.device(device)
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError('device "cuda" was asked for, but torch finds no CUDA device here; use device "cpu"')
-    return chosen
 
 
 def _on_device(tokens: Sequence[int], device: torch.device) -> tuple[DeviceTokens | None, Sequence[int]]:

@@ -6,7 +6,7 @@ for one (docs/jetson.md); in graphs it takes what its weights take to read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from edgespec.kernels import ops
 from edgespec.models.cuda import looks
 from edgespec.models.cuda import step as cuda_step
+from edgespec.models.cuda.graphs import Body
 from edgespec.models.cuda.guesses import DeviceTokens
 from edgespec.models.cuda.looks import FloatArray, Stopwatch
 
@@ -99,14 +100,15 @@ class DraftLoop:
         *,
         temperature: float = 0.0,
         uniforms: Sequence[float] = (),
+        since: Stopwatch | None = None,
     ) -> Guesses:
         """Feed `pending` (1 to `MOST_PENDING` tokens), then guess `gamma` >= 1; all but the last guess are fed too.
 
         temperature 0: the best token (the lowest id of equals); else uniforms[i] in [0, 1) picks token i from
-        softmax(logits / temperature) by the inverse of its cumulative sum. The caller holds the decoder's lock and has
-        reserved room; the cache's length is the caller's to raise.
+        softmax(logits / temperature) by the inverse of its cumulative sum. since: when the block's time begins, None =
+        now. The caller holds the decoder's lock and has reserved room; the cache's length is the caller's to raise.
         """
-        static, sampled, watch = self._static, temperature > 0, Stopwatch(self._decoder.device)
+        static, sampled, watch = self._static, temperature > 0, since or Stopwatch(self._decoder.device)
         if sampled:
             static.temperature.fill_(temperature)
             self._decoder.staging.write(static.uniforms[:gamma], np.asarray(uniforms, np.float64))
@@ -120,27 +122,37 @@ class DraftLoop:
         return Guesses(DeviceTokens(tokens), laws, watch)
 
     def prepare(self, gammas: Iterable[int]) -> None:
-        """Capture blocks of these lengths, by guessing into the scratch block."""
-        wanted = sorted({gamma for gamma in gammas if 1 <= gamma <= MOST_GUESSES}, reverse=True)
-        for sampled, most in ((False, MOST_GUESSES), (True, MOST_DRAWN)):
-            for gamma in wanted:
-                if gamma <= most and gamma not in self._prepared[sampled]:
-                    # What the longest has compiled, the shorter ones need not.
-                    warm = not self._prepared[sampled]
-                    self._run([0], 0, self._decoder.steps.tables.empty, gamma, sampled, warm=warm)
-                    self._prepared[sampled].append(gamma)
+        """Capture blocks of these lengths, over the scratch block. Rounds may run meanwhile, so hardly any is computed.
 
-    def _run(
-        self, pending: Sequence[int], start: int, row: int, gamma: int, sampled: bool, *, warm: bool = True
-    ) -> None:
+        What a block of two guesses has compiled, longer ones need not.
+        """
+        graphs, wanted = self._decoder.graphs, sorted(set(gammas))
+        self._write([0], 0, self._decoder.steps.tables.empty)
+        for sampled, most in ((False, MOST_GUESSES), (True, MOST_DRAWN)):
+            prepared = self._prepared[sampled]
+            for gamma in wanted:
+                if 1 <= gamma <= most and gamma not in prepared:
+                    warm = max(prepared, default=0) < 2
+                    if graphs.prepare(self._key(gamma, sampled), self._body(gamma, sampled), warm=warm):
+                        prepared.append(gamma)
+
+    def _run(self, pending: Sequence[int], start: int, row: int, gamma: int, sampled: bool) -> None:
         """Launches only: nothing is read on the host, and what goes to the device goes through pinned memory."""
-        if sampled and self._laws is None:
-            self._laws = torch.zeros((MOST_DRAWN, self._real), device=self._decoder.device)
+        self._write(pending, start, row)
+        self._decoder.graphs.run(self._key(gamma, sampled), self._body(gamma, sampled))
+
+    def _write(self, pending: Sequence[int], start: int, row: int) -> None:
         padding = [0] * (MOST_PENDING - len(pending))
         begin = np.array([start, len(pending) - 1, row, *pending, *padding], np.int64)
         self._decoder.staging.write(self._static.begin, begin)
-        key = ("guesses", gamma, sampled, self._real, self._decoder.growth)
-        self._decoder.graphs.run(key, lambda: self._block(gamma, sampled), warm=warm)
+
+    def _key(self, gamma: int, sampled: bool) -> Hashable:
+        return "guesses", gamma, sampled, self._real
+
+    def _body(self, gamma: int, sampled: bool) -> Body:
+        if sampled and self._laws is None:
+            self._laws = torch.zeros((MOST_DRAWN, self._real), device=self._decoder.device)
+        return partial(self._block, gamma, sampled)
 
     def _block(self, gamma: int, sampled: bool) -> tuple[Tensor, ...]:
         """All guesses, each from the token that the one before left."""

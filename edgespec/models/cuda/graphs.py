@@ -89,16 +89,18 @@ class Graphs:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._captured
 
-    def run(self, key: Hashable, body: Body, *, warm: bool = True) -> Any:
-        """What `body` returns; replayed if it was captured under `key` before, else captured now.
+    def prepare(self, key: Hashable, body: Body, *, warm: bool = True) -> bool:
+        """Capture `body` under `key` if that was not done before; whether it is captured now. Nothing is replayed.
 
         warm: see `Capture`. A body may be run several times for one call: it must only write where it would again.
         """
-        known = self._captured.get(key)
+        return key in self._captured or self._try(key, body, warm) is not None
+
+    def run(self, key: Hashable, body: Body) -> Any:
+        """What `body` returns; replayed if it was captured under `key` before, else captured now, as by `prepare`."""
+        known = self._captured.get(key) or self._try(key, body, True)
         if known is None:
-            known = self._try(key, body, warm)
-            if known is None:
-                return body()
+            return body()
         result, replay = known
         replay()
         return result
@@ -115,10 +117,15 @@ class Graphs:
                 if out_of_memory(error):
                     raise
                 if last:
-                    _log.warning("CUDA graphs are not used, each step is launched kernel by kernel (slow): %s", error)
+                    self.give_up(error)
+        return None
+
+    def give_up(self, cause: object) -> None:
+        """Capture nothing from now on: every call runs its body. The cause is in one warning."""
+        if self._capture is not None:
+            _log.warning("CUDA graphs are not used, each step is launched kernel by kernel (slow): %s", cause)
         self.forget()
         self._capture = None
-        return None
 
     def forget(self) -> None:
         """Drop all graphs: what they read has moved. The next calls capture anew."""

@@ -3,28 +3,38 @@
 A captured graph holds addresses, so nothing that it reads may move. Growing therefore appends a slab and copies
 nothing; a sequence's table names its blocks by their distance from the first slab, which kernels add to one base
 address. So one graph serves every sequence, at every length.
+
+Blocks may move, from slabs that shall go back into those that stay, between two steps (`Tables.compact`): graphs find
+them again, since tables are tensors too.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import threading
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from edgespec.errors import ModelError
+from edgespec.kernels import ops
 from edgespec.kernels.paged import ALIGNED
 from edgespec.models.cuda.staging import Staging
 from edgespec.models.spec import ModelSpec
 
 BLOCK = 64  # positions
 SLAB_POSITIONS = 2048  # the most that memory is taken for at once: a fragmented Jetson refuses large allocations
+MOVES = 64  # of a launch
+MOVES_BYTES = MOVES * 4 * 8
+Moves = Sequence[tuple[int, int]]  # (block, the one that takes its place)
 _serials = itertools.count()
+_log = logging.getLogger(__name__)
 
 
 def slab_blocks(positions: int, block: int = BLOCK) -> int:
@@ -51,7 +61,8 @@ class PagedPool:
     so a block's distance from the first slab's is the same for every layer, and for keys and values.
 
     Blocks are taken and given back from any thread, also by the collector, in the middle of taking one: what comes back
-    waits in `_returned`, which needs no lock.
+    waits in `_returned`, which needs no lock. Which blocks a cache has stands in one list, in its hands or there, and
+    nowhere else: so `compact` may rename them in it.
     """
 
     def __init__(
@@ -78,8 +89,8 @@ class PagedPool:
         self._slabs: list[Tensor] = []
         self._free: list[int] = []  # a heap: the lowest are taken first, so that the last slabs empty
         self._returned: deque[Sequence[int]] = deque()
+        self._caches: list[weakref.ref[PagedCache]] = []  # also some that are gone
         self._lock = threading.Lock()
-        self.changes = 0  # how often `slabs` became others
         # Where rows write that are there only to fill a shape up; nobody reads it.
         self.scratch = self.take()
 
@@ -117,18 +128,60 @@ class PagedPool:
                 first = len(self._slabs) * self._shape[2]
                 # Zeros: a masked position has weight 0, and 0 times a leftover NaN is NaN.
                 self._slabs.append(torch.zeros(self._shape, device=self._device, dtype=self._dtype))
-                self.changes += 1
                 for block in range(first, first + self._shape[2]):
                     heapq.heappush(self._free, block)
             return heapq.heappop(self._free)
 
+    def add(self, cache: PagedCache) -> None:
+        """Its blocks may be moved from now on."""
+        with self._lock:
+            self._caches = [known for known in self._caches if known() is not None]
+            self._caches.append(weakref.ref(cache))
+
     def give_back(self, blocks: Sequence[int]) -> None:
         self._returned.append(blocks)
+
+    def compact(self, carry: Callable[[Moves], None]) -> int:
+        """Move blocks out of as many of the last slabs as can be emptied; returns how many moved. See `trim`.
+
+        carry: copies blocks into free ones (the order does not matter) in all layers, and tells tables. What it raises
+        is passed on, and every block is where it was. Blocks that no cache names stay: the scratch block, one that is
+        being taken or given back right now. The caller holds the decoder's lock, so that no step is prepared meanwhile.
+        """
+        with self._lock:
+            self._collect()
+            held = [cache.blocks for known in self._caches if (cache := known()) is not None]
+            moves = self._plan({block for blocks in held for block in blocks})
+            if moves:
+                carry(moves)
+                self._rename(held, moves)
+            return len(moves)
+
+    def _plan(self, movable: set[int]) -> Moves:
+        count, free = self._shape[2], set(self._free)
+        used = [block for block in range(len(self._slabs) * count) if block not in free]
+        fixed = max((block for block in used if block not in movable), default=-1)
+        kept = max(-(-len(used) // count), fixed // count + 1) * count  # blocks of slabs that stay
+        return list(zip((block for block in used if block >= kept), sorted(block for block in free if block < kept)))
+
+    def _rename(self, held: Sequence[list[int]], moves: Moves) -> None:
+        """The moves were made. If this ends early, each block is in its old or its new place: both hold the same."""
+        names = dict(moves)
+        try:
+            for blocks in held:
+                for place, block in enumerate(blocks):  # one by one: another thread may append meanwhile
+                    if block in names:
+                        blocks[place] = names[block]
+        finally:
+            now = {block for blocks in held for block in blocks}
+            either = {block for move in moves for block in move}
+            self._free = sorted((either | set(self._free)) - now)  # which is a heap
 
     def trim(self, spare: int = 0) -> int:
         """Drop the last slabs, all but `spare` of those of which no block is in use; returns their bytes.
 
-        Other blocks stay where they are, so tables and graphs that follow them stay right. No step may run meanwhile.
+        Nothing moves, so tables and graphs stay right. No step may be prepared meanwhile; one that was launched is over
+        before the device gives its memory to another.
         """
         with self._lock:
             self._collect()
@@ -142,7 +195,6 @@ class PagedPool:
                 del self._slabs[kept:]
                 self._free = [block for block in self._free if block < kept * count]
                 heapq.heapify(self._free)
-                self.changes += 1
             return dropped
 
     def _collect(self) -> None:
@@ -169,6 +221,7 @@ class PagedCache:
         self.changed = 0  # counts changes of `blocks`, so that a copy on the device knows when it is stale
         self._blocks_of = pool
         self._position_bytes = position_bytes
+        pool.add(self)
 
     @property
     def nbytes(self) -> int:
@@ -245,6 +298,31 @@ class Tables:
             self._used.append(row)
             rows.append(row)
         return rows
+
+    def compact(self) -> bool:
+        """Move blocks together (see `PagedPool.compact`), on the device, in few launches and without waiting.
+
+        Steps that were launched before read the old places, later ones the new. The caller holds the decoder's lock.
+        False, after a warning, if it failed: then every block is where it was.
+        """
+        held, self._held = self._held, [None] * len(self._held)  # however this ends, old rows are written anew
+        try:
+            with torch.inference_mode():
+                self._pool.compact(self.carry)
+        except Exception as error:  # drivers, Triton and torch raise whatever they like here
+            _log.warning("keys and values stay where they are, in more memory than they need: %s", error)
+            return False
+        self._held = held
+        return True
+
+    def carry(self, moves: Moves) -> None:
+        """Copy blocks, and rename them in all rows."""
+        place = self._pool.distance
+        for begin in range(0, len(moves), MOVES):
+            some = [(old, new, place(old), place(new)) for old, new in moves[begin : begin + MOVES]]
+            on_device = self._staging.placed(np.array(some, np.int64))
+            ops.move_blocks(self._pool.slabs, on_device)
+            ops.remap(self._both, on_device)
 
     def _write(self, row: int, cache: PagedCache) -> None:
         self._held[row] = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 # Held by a thread that captures a graph, or does what would break another thread's capture: a process may have one at a
@@ -42,6 +44,16 @@ def out_of_memory(error: BaseException) -> bool:
             return True
         link = link.__cause__ or link.__context__
     return False
+
+
+@contextmanager
+def suppress_out_of_memory() -> Iterator[None]:
+    """Leave the block where memory runs out."""
+    try:
+        yield
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
 
 
 def return_memory(device: Any) -> None:

@@ -38,8 +38,8 @@ def new_pool(
 class PagedKVPool(PlainPool):
     """A `PlainPool` that gives the decoder's slabs back when the sequences that filled them are over.
 
-    One is spared, for the next sequence; `shrink` gives that back too. What runs keeps its place, so a slab stays as
-    long as one block of it is in use.
+    One is spared, for the next sequence. What runs keeps its place then, so a slab stays as long as one block of it is
+    in use; `shrink` moves what runs together, and gives all slabs back that are empty after it.
     """
 
     def __init__(self, owner: CudaDecoder, make: Callable[[], Any], lock: threading.Lock, *sizes: Any, **more: Any):
@@ -52,6 +52,8 @@ class PagedKVPool(PlainPool):
         return self._owner.pool.nbytes + self.stats.cached * self.block_bytes
 
     def shrink(self, nbytes: int) -> int:
+        if self.can_shrink(nbytes) and not self._compact():
+            return 0  # nothing was given back, so nothing may be taken
         given = super().shrink(nbytes)
         if given:
             self.trim()
@@ -66,6 +68,10 @@ class PagedKVPool(PlainPool):
         """Drop slabs of which nothing is in use."""
         with self._decoder_lock:
             self._owner.pool.trim(spare)
+
+    def _compact(self) -> bool:
+        with self._decoder_lock:
+            return self._owner.steps.tables.compact()
 
 
 class PlainPagedCache(PlainSequence, PagedCache):

@@ -7,28 +7,19 @@ returned and asked for again, which is how it fragments on a Jetson.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from edgespec.errors import ModelError
 from edgespec.kernels.reference import Weight
-from edgespec.kernels.weights import QuantisedTorch
+from edgespec.models.cuda.copying import Copier, Pause, no_pause
 from edgespec.models.cuda.decoder import CudaDecoder
-from edgespec.models.cuda.staging import Event, Ring
 from edgespec.models.cuda.weights import load_model
 from edgespec.models.weights.opening import WeightFile
-
-RING_BYTES = 8 << 20  # of a pinned buffer
-RING_BUFFERS = 2  # one is filled while the other one is copied
-_POLL_SECONDS = 0.001
-
-Pause = Callable[[], None]
 
 
 class Place(Protocol):
@@ -52,18 +43,18 @@ def load_into(
     weights: WeightFile,
     positions: int,
     build: Callable[[], CudaDecoder],
-    pause: Pause = lambda: None,
+    pause: Pause = no_pause,
 ) -> CudaDecoder:
     """A decoder with these weights for texts of `positions`: the one that `place` keeps, refilled, or a new one.
 
     The one that is there is refilled if it has the same form, else it is freed first: a slot never holds two. `place`
-    keeps what is returned; closing that only ends its use. pause: called between two pieces; what it raises ends the
-    load, and the slot may be filled again.
+    keeps what is returned; closing that only ends its use. pause: called between two pieces (`build` may know
+    it too); what it raises ends the load, and the slot may be filled again.
     """
     there: CudaDecoder | None = place.kept
     if there is not None:
         if (there.positions, there.form) == (positions, form_of(weights, there.keep_blocks)):
-            with suppress(ModelError):  # headers do not tell everything, such as how wide scales are
+            with suppress(ModelError):  # headers do not tell all: zero points may turn out to be all the middle
                 refill(there, weights, pause)
                 there.reopen(weights.spec)
                 return there
@@ -75,14 +66,13 @@ def load_into(
     return made
 
 
-def refill(decoder: CudaDecoder, weights: WeightFile, pause: Pause = lambda: None) -> None:
+def refill(decoder: CudaDecoder, weights: WeightFile, pause: Pause = no_pause) -> None:
     """Copy `weights` over the decoder's own, tensor by tensor, on a stream beside the one that decodes.
 
     The decoder must not run meanwhile. Returns when the copies are complete, not when they are submitted. Raises
     ModelError if a tensor has another form than the one it replaces.
     """
-    copier = _Copier(decoder.device, pause)
-    with torch.inference_mode(), copier:
+    with torch.inference_mode(), Copier(decoder.device, pause) as copier:
         targets = _in_order(decoder)
         load_model(
             weights,
@@ -90,7 +80,7 @@ def refill(decoder: CudaDecoder, weights: WeightFile, pause: Pause = lambda: Non
             decoder.dtype,
             keep_blocks=decoder.keep_blocks,
             positions=1,
-            sink=lambda weight: copier.replace(next(targets, None), weight),
+            sink=lambda source: copier.replace(next(targets, None), source),
         )
 
 
@@ -110,59 +100,3 @@ def _in_order(decoder: CudaDecoder) -> Iterator[Weight]:
     yield model.norm
     if not model.spec.tie_embeddings:
         yield from model.head.weights()
-
-
-class _Copier:
-    """Copies through a ring of pinned buffers on a side stream, behind what the thread's own stream has to do.
-
-    At its end as a context no copy is under way, however it ends: the next load has another stream, and an old piece
-    must not fall on a new one.
-    """
-
-    def __init__(self, device: torch.device, pause: Pause) -> None:
-        self._pause = pause
-        self._ring = Ring(device, RING_BYTES, RING_BUFFERS)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def __enter__(self) -> None:
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-
-    def __exit__(self, kind: object, _error: object, _trace: object) -> None:
-        if kind is None:
-            self._ring.finish(self._await)
-        else:  # two pieces at most: a matter of milliseconds
-            self._ring.finish()
-
-    def replace(self, target: Weight | None, source: Weight) -> Weight:
-        olds, news = [] if target is None else _tensors(target), _tensors(source)
-        if target is None or len(olds) != len(news):
-            raise ModelError(f"a weight of {len(news)} tensors cannot take the place of one of {len(olds)}")
-        for old, new in zip(olds, news):
-            if old.shape != new.shape or old.dtype != new.dtype:
-                raise ModelError(
-                    f"a weight of {new.dtype} {list(new.shape)} cannot take the place of {old.dtype} {list(old.shape)}"
-                )
-            self._copy(old, new)
-        return target
-
-    def _copy(self, target: Tensor, source: Tensor) -> None:
-        self._pause()
-        into, out = target.view(-1).view(torch.uint8), source.contiguous().view(-1).view(torch.uint8)
-        for begin in range(0, out.numel(), RING_BYTES):
-            piece = out[begin : begin + RING_BYTES]
-            buffer = self._ring.next(self._await)[: piece.numel()]
-            buffer.copy_(piece)
-            with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-                into[begin : begin + piece.numel()].copy_(buffer, non_blocking=True)
-                self._ring.sent(self._stream)
-
-    def _await(self, event: Event) -> None:
-        """Polled, not waited for: this thread may be called off, and must not hold the driver's lock meanwhile."""
-        while not event.query():
-            self._pause()
-            time.sleep(_POLL_SECONDS)
-
-
-def _tensors(weight: Weight) -> list[Tensor]:
-    return weight.tensors() if isinstance(weight, QuantisedTorch) else [weight]

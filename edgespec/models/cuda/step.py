@@ -53,10 +53,23 @@ def run(
         queries = ops.rotary_and_write(
             product(normed, layer.qkv, how), model.cos, model.sin, kv, width, spec.num_heads, norms=norms
         )
+        if len(starts) > 1:
+            _clean(pool, index)
         attended = ops.attention(queries, kv, width, spec.windows[index], span=span)
         normed, residual = ops.rms_norm(product(attended, layer.output, how), layer.mlp_norm, epsilon, residual)
         branch = product(gated(normed, layer.gate_up, how), layer.down, how)
     return ops.rms_norm(branch, model.norm, epsilon, residual)[0]
+
+
+def _clean(pool: PagedPool, layer: int) -> None:
+    """Make the scratch block's values numbers again.
+
+    Rows that only fill a sequence up may write there what a damaged sequence left them, and those of another one read
+    it; the weight 0 that its own rows give to it would not help, as 0 times NaN is NaN.
+    """
+    values = pool.values(layer)
+    slab, place = divmod(pool.scratch, len(values[0]))
+    values[slab][place].nan_to_num_(0.0, 0.0, 0.0)
 
 
 def embed(model: CudaModel, ids: Tensor) -> Tensor:

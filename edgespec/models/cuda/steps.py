@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from edgespec.models.base import ForwardOutput
 from edgespec.models.cuda import step as cuda_step
+from edgespec.models.cuda.graphs import Body
 from edgespec.models.cuda.guesses import DeviceTokens
 from edgespec.models.cuda.kv import PagedCache, Tables
 from edgespec.models.cuda.logits import DeviceLogits, Judgement, as_array, judged
@@ -33,6 +34,11 @@ MOST_ROWS = 64
 def logits_rows(slots: int) -> int:
     """Rows of logits that steps of up to `slots` sequences leave."""
     return min(slots * WIDEST, MOST_ROWS)
+
+
+def _key(sequences: int, width: int) -> Hashable:
+    """Of the graph of steps of this shape."""
+    return "step", sequences, width
 
 
 class Checked(NamedTuple):
@@ -82,17 +88,24 @@ class Steps:
         return self.tables.nbytes + self._logits.nbytes
 
     def prepare(self, widths: Iterable[int]) -> None:
-        """Capture steps of one sequence of these widths and, if there are any, of the widest; all of several ones."""
+        """Capture steps of one sequence of these widths and, if there are any, of the widest; all of several ones.
+
+        What is captured stays so. What the device raises when its memory is out is passed on; the next call goes on.
+        """
+        graphs = self._decoder.graphs
         known = {width for width in widths if 1 <= width <= WIDEST}
         wanted = [(1, width) for width in sorted(known | {WIDEST} if known else known)]
         several = [count for count in _SEQUENCES if 1 < count <= self.slots]
         wanted += [(count, width) for count in several for width in _WIDTHS if count * width <= MOST_ROWS]
+        self.prepared = [width for width in self.prepared if _key(1, width) in graphs]
         for count, width in wanted:
-            if (count, width) not in self._inputs:
+            if _key(count, width) not in graphs:
                 inputs = self._inputs_of(count, width)
                 inputs.whole.zero_()
                 inputs.rows.fill_(self.tables.empty)
-                self._run(inputs, width)
+                self.settle()
+                if not graphs.prepare(_key(count, width), self._body(inputs, width)):
+                    return  # graphs were given up
             if count == 1 and width not in self.prepared:
                 self.prepared.append(width)
 
@@ -125,7 +138,8 @@ class Steps:
         widest = max(len(part.ids) for part in parts)
         sequences = next(count for count in _SEQUENCES if count >= len(parts))
         if sequences == 1:  # as narrow as there is a graph for; where none is prepared, a new one of that very width
-            width = min((count for count in self.prepared if count >= widest), default=widest)
+            prepared = self.prepared if self._decoder.graphs.enabled else ()
+            width = min((count for count in prepared if count >= widest), default=widest)
         else:
             width = next(count for count in _WIDTHS if count >= widest)
         inputs = self._inputs_of(sequences, width)
@@ -149,6 +163,12 @@ class Steps:
 
     def _run(self, inputs: _Inputs, width: int) -> tuple[Tensor, Tensor, Tensor]:
         """Final hidden states, logits and what is found out about them, of a step whose inputs are written."""
+        self.settle()
+        key = _key(len(inputs.starts), width)
+        made: tuple[Tensor, Tensor, Tensor] = self._decoder.graphs.run(key, self._body(inputs, width))
+        return made
+
+    def _body(self, inputs: _Inputs, width: int) -> Body:
         decoder, tables = self._decoder, self.tables
 
         def body() -> tuple[Tensor, Tensor, Tensor]:
@@ -158,9 +178,7 @@ class Steps:
             rows = self._logits[: len(states)].copy_(cuda_step.product(states, decoder.model.head))
             return states, rows, judged(rows, inputs.ids, inputs.begins, inputs.ends)
 
-        self.settle()
-        made: tuple[Tensor, Tensor, Tensor] = decoder.graphs.run((len(inputs.starts), width, decoder.growth), body)
-        return made
+        return body
 
     def _inputs_of(self, sequences: int, width: int) -> _Inputs:
         inputs = self._inputs.get((sequences, width))

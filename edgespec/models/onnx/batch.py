@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.models.base import FloatArray, ForwardOutput
-from edgespec.models.onnx.binding import bind, sized
+from edgespec.models.onnx.binding import bind, sized, with_company
 from edgespec.models.onnx.session import open_batch_session
 from edgespec.models.spec import ModelSpec
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _KEPT_ROWS = 8  # logits rows for each slot whose buffer is kept between calls
 _BOUND_BYTES = 16 << 10  # that ONNX Runtime was seen to take for one slot of one layer
-_LEAST = 2  # rows of a slot: attention never computes a single one, see graph
+_LEAST = 2  # rows of a slot that is not used: attention never computes a single one, see graph
 
 
 class Share(NamedTuple):
@@ -114,7 +114,7 @@ class BatchRunner:
         for slot in range(self.slots):
             share = seated.get(slot)
             count, length = (len(share.ids), share.cache.length) if share else (0, 0)
-            computed = max(count, _LEAST)
+            computed = with_company(count) or _LEAST
             self._counts[slot] = computed
             self._seqlens[slot] = length + computed - 1
             self._totals[slot] = length + computed
@@ -122,7 +122,8 @@ class BatchRunner:
                 ids.append(share.ids)
                 starts[slot] = rows
             gathered += range(len(spread), len(spread) + count)
-            spread += range(rows, rows + count) if count > 1 else [rows if count else 0] * _LEAST
+            company = rows + count - 1 if count else 0  # any row will do
+            spread += [*range(rows, rows + count), *[company] * (computed - count)]
             rows += count
         firsts = [starts[slot] for slot in slots]
         wanted = [

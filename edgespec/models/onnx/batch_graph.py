@@ -4,11 +4,11 @@ Everything but attention treats each row by itself, so it takes the rows of all 
 Attention needs each sequence's own past: its rows are handed out to `slots` attention nodes, each with its own buffers,
 and put together again. Constants stay where the graph for one has them, in the same weight file.
 
-Inputs beside input_ids and rows: spread int64 [P] (which row of T is which row of attention; a sequence with a single
-row has any other row as company, whose result is dropped, for the reason that graph.py gives; an unused slot has two
-such rows), counts int64 [slots] (attention's rows in each slot, at least 2, together P), gathered int64 [T] (which row
-of P is which row of T); seqlens_k_s, total_length_s int32 [1] and past_key_i_s, past_value_i_s for every slot s, with
-present_key_i_s and present_value_i_s among the outputs.
+Inputs beside input_ids and rows: spread int64 [P] (which row of T is which row of attention; a sequence whose last row
+would be computed alone has any other row as company, whose result is dropped, for the reason that graph.py gives; an
+unused slot has two such rows), counts int64 [slots] (attention's rows in each slot, at least 2, together P), gathered
+int64 [T] (which row of P is which row of T); seqlens_k_s, total_length_s int32 [1] and past_key_i_s, past_value_i_s for
+every slot s, with present_key_i_s and present_value_i_s among the outputs.
 """
 
 from __future__ import annotations

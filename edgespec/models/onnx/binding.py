@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edgespec.models.onnx.decoder import OnnxCache
 
 _KEPT_ROWS = 32  # rows whose buffer is kept between calls, at most
+_ATTENTION_ROWS = 32  # attention works on a multiple of so many rows at a time, see graph
 
 
 class Outputs:
@@ -87,7 +88,7 @@ class Binding:
             self._rebind(count, wanted)
         logits, hidden = self._bind_rows(wanted)
         self._ids[0, :count] = ids
-        computed = max(count, 2)  # a single row gets company, see graph
+        computed = with_company(count)
         self._seqlens[0] = start + computed - 1
         self._total[0] = start + computed
         self._session.run_with_iobinding(self._io)
@@ -96,7 +97,8 @@ class Binding:
     def _rebind(self, count: int, wanted: int) -> None:
         self._bound = None  # a failure half-way binds anew next time
         self._count[0] = count
-        rows = count if self._pads_attention else max(count, 2)
+        company = with_company(count) - count
+        rows = count if self._pads_attention else count + company
         self._ids = np.zeros((1, rows), np.int64)
         self._rows = np.arange(count - wanted, count, dtype=np.int64)
         self._written = (0, 0)
@@ -104,7 +106,7 @@ class Binding:
         bind(self._io.bind_input, "rows", self._rows)
         if self._pads_attention:
             bind(self._io.bind_input, "count", self._count)
-            bind(self._io.bind_input, "padding", self._padding[:, : 1 if count == 1 else 0])
+            bind(self._io.bind_input, "padding", self._padding[:, :company])
         self._bound = (count, wanted)
 
     def _bind_rows(self, wanted: int) -> tuple[FloatArray, FloatArray | None]:
@@ -126,6 +128,11 @@ def _enough(buffer: FloatArray, rows: int) -> FloatArray:
         return buffer
     size = rows if rows > _KEPT_ROWS else 1 << max(rows - 1, 0).bit_length()
     return np.empty((size, buffer.shape[1]), np.float32)
+
+
+def with_company(count: int) -> int:
+    """How many rows are computed for `count`: one more where the last would be computed alone, see graph."""
+    return count + (count % _ATTENTION_ROWS == 1)
 
 
 def sized(buffer: FloatArray, rows: int, kept: int) -> FloatArray:

@@ -47,7 +47,7 @@ class OnnxCache:
         self.owner = owner
         self.length: int = 0
         self.capacity = capacity
-        shape = (1, spec.num_kv_heads, capacity + 1, spec.head_dim)  # one more for the row that pads a single one
+        shape = (1, spec.num_kv_heads, capacity + 1, spec.head_dim)  # one more for the row that keeps another company
         self.buffers = [_on_demand(shape) for _ in range(2 * spec.num_layers)]
         self.bindings: dict[bool, Binding] = {}
         self.outputs = Outputs(spec)
@@ -97,6 +97,7 @@ class OnnxDecoder:
         self.weight_format = weight_format
         self.positions = min(positions or self.spec.max_positions, self.spec.max_positions)
         self._lock = threading.Lock()
+        self._noting = threading.Lock()  # of caches and pools in the two sets below
         self._caches: weakref.WeakSet[OnnxCache] = weakref.WeakSet()
         self._pools: weakref.WeakSet[KVPool] = weakref.WeakSet()
         self._scratch = None if cache_dir else tempfile.TemporaryDirectory(prefix="edgespec-graph-")
@@ -109,14 +110,22 @@ class OnnxDecoder:
         self._graph = graph
         self._tables: dict[str, TableRows] = {}
         self.nbytes = (graph / "weights.bin").stat().st_size
-        self._rotary = rotary_tables(self.spec, self.positions + 1)  # one for the row that pads a single one
+        self._rotary = rotary_tables(self.spec, self.positions + 1)  # one for the row that keeps another company
 
     def new_cache(self, capacity: int | None = None) -> OnnxCache:
         if capacity is not None and capacity < 1:
             raise ValueError(f"a cache needs room for at least one position, not {capacity}")
         cache = OnnxCache(self, min(capacity or self.positions, self.positions))
-        self._caches.add(cache)
+        with self._noting:
+            self._caches.add(cache)
         return cache
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values that caches and pools hold now."""
+        with self._noting:
+            holders: list[OnnxCache | KVPool] = [*self._caches, *self._pools]
+        return sum(holder.nbytes for holder in holders)
 
     def new_pool(
         self, nbytes: int, *, sequences: int = 8, context: int | None = None, most_bytes: int | None = None
@@ -124,7 +133,8 @@ class OnnxDecoder:
         from edgespec.models.onnx.pools import new_pool
 
         pool = new_pool(self, self._lock, nbytes, sequences, min(context or self.positions, self.positions), most_bytes)
-        self._pools.add(pool)
+        with self._noting:
+            self._pools.add(pool)
         return pool
 
     def forward(
@@ -199,14 +209,18 @@ class OnnxDecoder:
         return table
 
     def close(self) -> None:
-        for pool in list(self._pools):
+        with self._noting:
+            pools = list(self._pools)
+        for pool in pools:
             pool.close()
         with self._lock:
             self._session = self._batch = None
             for table in self._tables.values():
                 table.close()
             self._tables.clear()
-            for cache in self._caches:
+            with self._noting:
+                caches = list(self._caches)
+            for cache in caches:
                 cache.bindings.clear()  # each holds the session, and with it the weights
         if self._scratch is not None:
             self._scratch.cleanup()

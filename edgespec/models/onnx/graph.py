@@ -7,11 +7,13 @@ final norm; present_key_i / present_value_i, bound to the very buffers of the pa
 
 One row is special: ONNX Runtime computes attention (and float32 products) of a single row with other kernels than of
 several, and the last bits differ; with activations rounded to 8 bits that grows to visible differences in the logits.
-So a single row is never computed alone: the decoder adds a second one whose result is thrown away. Block-quantised
-products do not depend on the number of rows, so those graphs take the extra row as `padding` float32 [1, p, qkv] (p =
-1 for a single row, else 0) only where attention needs it, and `count` int64 [1] = n says how many rows to keep.
-Float32 graphs have no such inputs; there the decoder feeds a second token. Then logits are the same bits whatever the
-block length was.
+Attention meets that case in longer calls too: it takes query rows in blocks of twice the head size (fewer where the
+L2 cache is small), and the last block may have one row left. Head sizes are multiples of 16 and caches powers of two:
+calls of 1, 33, 65, ... rows are those in which that may happen. There the decoder adds another row behind, whose result
+is thrown away. Block-quantised products do not depend on the number of rows, so those graphs take that row as
+`padding` float32 [1, p, qkv] (p = 1 in such a call, else 0) only where attention needs it; `count` int64 [1] = n says
+how many rows to keep. Float32 graphs have no such inputs; there the decoder feeds another token. Then logits are the
+same bits whatever the block length was.
 """
 
 from __future__ import annotations

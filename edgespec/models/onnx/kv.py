@@ -137,7 +137,7 @@ class MappedPool(PoolBooks):
         self.pid = os.getpid()
         self.left: deque[tuple[Table, Lane]] = deque()  # of caches that were dropped without being released
         self._file = BlockFile(planes, size * self._row, self.most_blocks)
-        # A page more for the row that pads a single one.
+        # A page more for the row that keeps another company.
         self._stride = self._blocks.blocks_for(context) * self._file.piece + PAGE
         self._lanes: list[Lane] = []
         self._caches: weakref.WeakSet[PooledCache] = weakref.WeakSet()

@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,22 @@ import numpy.typing as npt
 from edgespec.errors import ModelError
 
 ByteArray = npt.NDArray[np.uint8]
+Reader = Callable[[int, memoryview, int], None]  # fills the bytes from a position of an open file (its number)
 # Of settings, and of lists that grow with a model or its vocabulary. Parsed, JSON takes up to twenty times its size.
 MOST_SETTINGS, MOST_LISTS = 16 << 20, 64 << 20
 _PIECE = 256 << 20  # Linux reads at most 2 GiB at once; smaller pieces also keep Ctrl-C responsive
 
 
 class ReadOnlyFile:
-    """An open file that is read by position. Safe to share between threads.
+    """An open file that is read by position. Safe to share between threads, if `reader` is.
 
-    size, modified_ns: its length, and when it was written last (ns since 1970), both when it was opened.
+    reader: reads instead of this class, as a load of a draft wants it (`LoadControl.read`); what it raises but OSError
+    is passed on. size, modified_ns: its length, and when it was written last (ns since 1970), both when it was opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, reader: Reader | None = None) -> None:
         self.path = path
+        self._reader = reader
         self._lock = threading.Lock()
         self._fd: int | None = None
         self._reads = 0  # in flight; the last one closes a file that was closed meanwhile
@@ -54,22 +58,27 @@ class ReadOnlyFile:
     def read_into(self, buffer: ByteArray, offset: int, what: str) -> None:
         """Fill the contiguous uint8 `buffer` from `offset`. `what` names the content in errors ("tensor x")."""
         view = buffer.data.cast("B")
-        done = 0
         fd = self._begin(what)
         try:
-            while done < len(view):
-                try:
-                    count = os.preadv(fd, [view[done : done + _PIECE]], offset + done)
-                except OSError as error:
-                    raise ModelError(f"{self.path}: {what} cannot be read ({_reason(error)}).") from error
-                if count == 0:
-                    raise ModelError(
-                        f"{self.path}: {what} is incomplete, the file ends at byte {offset + done} but "
-                        f"{offset + len(view)} are needed; fetch the file again."
-                    )
-                done += count
+            if self._reader is None:
+                self._read_now(fd, view, offset, what)
+            else:
+                self._reader(fd, view, offset)
+        except OSError as error:
+            raise ModelError(f"{self.path}: {what} cannot be read ({_reason(error)}).") from error
         finally:
             self._end()
+
+    def _read_now(self, fd: int, view: memoryview, offset: int, what: str) -> None:
+        done = 0
+        while done < len(view):
+            count = os.preadv(fd, [view[done : done + _PIECE]], offset + done)
+            if count == 0:
+                raise ModelError(
+                    f"{self.path}: {what} is incomplete, the file ends at byte {offset + done} but "
+                    f"{offset + len(view)} are needed; fetch the file again."
+                )
+            done += count
 
     def read(self, offset: int, count: int, what: str) -> bytes:
         """`count` bytes from `offset`; the caller has checked `count` against `size`."""

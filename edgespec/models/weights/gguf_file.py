@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import ModelError
-from edgespec.models.weights.files import ReadOnlyFile, TensorEntry, check_layout, refuse_wrong_content
+from edgespec.models.weights.files import Reader, ReadOnlyFile, TensorEntry, check_layout, refuse_wrong_content
 from edgespec.models.weights.gguf_types import GGUF_TYPE_NAMES, KINDS
 
 # Value types of metadata by number: (struct code, bytes).
@@ -132,11 +132,12 @@ class GGUFFile:
 
     metadata: key -> int, float, bool, str or list of those; tensors: name in the file -> `TensorEntry`.
     header_digest: sha256 (hex) of all bytes before the tensor data.
+    reader: see `ReadOnlyFile`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, reader: Reader | None = None) -> None:
         self.path = path
-        self.file = ReadOnlyFile(path)
+        self.file = ReadOnlyFile(path, reader)
         try:
             header = _Header(self.file)
             self.version, tensor_count, pair_count = self._preamble(header)

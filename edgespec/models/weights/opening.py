@@ -12,7 +12,7 @@ import numpy as np
 from edgespec.errors import ModelError
 from edgespec.models.spec import ModelSpec, check_consistency, required_tensors
 from edgespec.models.spec_gguf import ROPE_FACTORS, canonical_name
-from edgespec.models.weights.files import ReadOnlyFile, TensorEntry, read_json
+from edgespec.models.weights.files import Reader, ReadOnlyFile, TensorEntry, read_json
 from edgespec.models.weights.gguf_file import GGUFFile
 from edgespec.models.weights.quantisation import INTEGER_TYPES, Scheme, assembled, scheme_of, without_zero_biases
 from edgespec.models.weights.safetensors_file import FLOAT_TYPES, SafetensorsFile, open_shards
@@ -23,41 +23,42 @@ _PIECE = 8 << 20  # bytes compared at a time
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq", ".attn_rot_embd.weight")  # tables that older files carry; we compute them
 
 
-def open_weights(path: Path) -> WeightFile:
+def open_weights(path: Path, reader: Reader | None = None) -> WeightFile:
     """Open a `.gguf` file, a `.safetensors` file beside its config.json, or a model folder with either.
 
-    Reads headers only. Raises ModelError for whatever is missing, incomplete, corrupt, inconsistent or unsupported.
+    Reads headers only. reader: how they, and the weights later, are read; see `ReadOnlyFile`. Raises ModelError for
+    whatever is missing, incomplete, corrupt, inconsistent or unsupported.
     """
     path = Path(path)
     try:
-        return _open_folder(path) if path.is_dir() else _open_file(path)
+        return _open_folder(path, reader) if path.is_dir() else _open_file(path, reader)
     except OSError as error:
         raise ModelError(f"{path}: cannot be opened ({error.strerror}).") from error
 
 
-def _open_file(path: Path) -> WeightFile:
+def _open_file(path: Path, reader: Reader | None) -> WeightFile:
     if not path.exists():
         raise ModelError(f"{path}: does not exist; give a .gguf file or a model folder.")
     if path.suffix.lower() == ".gguf":
-        return _open_gguf(path)
+        return _open_gguf(path, reader)
     if path.suffix.lower() == ".safetensors":
-        return _open_safetensors(path, path.parent, path)
+        return _open_safetensors(path, path.parent, path, reader)
     if path.suffix.lower() in (".bin", ".pt", ".pth", ".ckpt"):
         raise ModelError(f"{path}: pickled checkpoints are not read, they can run code; use safetensors or GGUF.")
     raise ModelError(f"{path}: is neither a .gguf nor a .safetensors file.")
 
 
-def _open_folder(folder: Path) -> WeightFile:
+def _open_folder(folder: Path, reader: Reader | None) -> WeightFile:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if single.exists():
-        return _open_safetensors(folder, folder, single)
+        return _open_safetensors(folder, folder, single, reader)
     if index.exists():
-        return _open_safetensors(folder, folder, index)
+        return _open_safetensors(folder, folder, index, reader)
     if any((folder / name).exists() for name in ("quantize_config.json", "quant_config.json")):
         found = sorted(p for p in folder.iterdir() if p.suffix == ".safetensors")
         if len(found) == 1:  # older tools name the file after the model
-            return _open_safetensors(folder, folder, found[0])
-    return _open_gguf(only_gguf(folder))
+            return _open_safetensors(folder, folder, found[0], reader)
+    return _open_gguf(only_gguf(folder), reader)
 
 
 def only_gguf(folder: Path) -> Path:
@@ -70,8 +71,8 @@ def only_gguf(folder: Path) -> Path:
     raise ModelError(f"{folder}: holds neither model.safetensors nor a .gguf file.")
 
 
-def _open_gguf(path: Path) -> WeightFile:
-    opened = GGUFFile(path)
+def _open_gguf(path: Path, reader: Reader | None) -> WeightFile:
+    opened = GGUFFile(path, reader)
     try:
         spec = ModelSpec.from_gguf(opened.metadata, {n: t.shape for n, t in opened.tensors.items()}, source=str(path))
         tensors: dict[str, Stored] = {}
@@ -86,11 +87,14 @@ def _open_gguf(path: Path) -> WeightFile:
         raise
 
 
-def _open_safetensors(path: Path, folder: Path, source: Path) -> WeightFile:
+def _open_safetensors(path: Path, folder: Path, source: Path, reader: Reader | None) -> WeightFile:
     """source: the safetensors file, or the index of several."""
     config, scheme = _settings(folder)
     types = FLOAT_TYPES if scheme is None else {**FLOAT_TYPES, **INTEGER_TYPES}
-    files = open_shards(source, types=types) if source.suffix == ".json" else [SafetensorsFile(source, types=types)]
+    if source.suffix == ".json":
+        files = open_shards(source, types=types, reader=reader)
+    else:
+        files = [SafetensorsFile(source, types=types, reader=reader)]
     try:
         generation = folder / "generation_config.json"
         spec = ModelSpec.from_config(

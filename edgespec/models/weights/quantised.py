@@ -8,7 +8,7 @@ What a number means depends on the mode:
 - "symmetric": scale * (q - 8) with 4 bits, scale * q with 8;
 - "zeros": scale * (q - zero), zero uint8 [N, K/G] (4 bits; up to 16, which GPTQ files can say);
 - "shift": scale * q + shift, shift [N, K/G].
-Scales and shifts are float16 [N, K/G], or float32 where a file's own do not fit float16.
+Scales are float16 [N, K/G], or float32 where a file's own do not fit float16; shifts are of the scales' type.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ _RANGE_FACTORS = (1.0, 0.94, 0.88, 0.82)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The form of a quantised matrix, known without reading it."""
+    """The form of a quantised matrix, known without reading it. scale_bytes: of one scale, and of one shift."""
 
     bits: int
     group: int
     mode: Mode
+    scale_bytes: int = 2
 
-    def nbytes(self, shape: tuple[int, ...], *, scale_bytes: int = 2) -> int:
+    def nbytes(self, shape: tuple[int, ...]) -> int:
         """Bytes of a matrix [N, K] in this form."""
         rows, columns = shape
-        extra = {"symmetric": 0, "zeros": 1, "shift": scale_bytes}[self.mode]
-        return rows * columns * self.bits // 8 + rows * (columns // self.group) * (scale_bytes + extra)
+        extra = {"symmetric": 0, "zeros": 1, "shift": self.scale_bytes}[self.mode]
+        return rows * columns * self.bits // 8 + rows * (columns // self.group) * (self.scale_bytes + extra)
 
     def __str__(self) -> str:
-        return f"int{self.bits}, groups of {self.group}, {self.mode}"
+        wide = ", float32 scales" if self.scale_bytes == 4 else ""
+        return f"int{self.bits}, groups of {self.group}, {self.mode}{wide}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class QuantisedTensor:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.bits, self.group, self.mode)
+        return Layout(self.bits, self.group, self.mode, self.scale.dtype.itemsize)
 
     @property
     def fields(self) -> dict[str, npt.NDArray[Any]]:

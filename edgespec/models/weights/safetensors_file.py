@@ -11,6 +11,7 @@ from typing import Any
 from edgespec.errors import ModelError
 from edgespec.models.weights.files import (
     MOST_LISTS,
+    Reader,
     ReadOnlyFile,
     TensorEntry,
     check_layout,
@@ -28,13 +29,13 @@ FLOAT_TYPES = {name: KINDS[name].nbytes // KINDS[name].block for name in ("F64",
 class SafetensorsFile:
     """An opened safetensors file. tensors: name -> `TensorEntry`; metadata: the header's `__metadata__` texts.
 
-    types: the number types that are expected, with their bytes; others are refused.
+    types: the number types that are expected, with their bytes; others are refused. reader: see `ReadOnlyFile`.
     """
 
-    def __init__(self, path: Path, *, types: Mapping[str, int] = FLOAT_TYPES) -> None:
+    def __init__(self, path: Path, *, types: Mapping[str, int] = FLOAT_TYPES, reader: Reader | None = None) -> None:
         self.path = path
         self._types = types
-        self.file = ReadOnlyFile(path)
+        self.file = ReadOnlyFile(path, reader)
         try:
             raw = self._header()
             self.header_digest = hashlib.sha256(raw).hexdigest()
@@ -95,7 +96,9 @@ class SafetensorsFile:
             )
 
 
-def open_shards(index: Path, *, types: Mapping[str, int] = FLOAT_TYPES) -> list[SafetensorsFile]:
+def open_shards(
+    index: Path, *, types: Mapping[str, int] = FLOAT_TYPES, reader: Reader | None = None
+) -> list[SafetensorsFile]:
     """All files that a `model.safetensors.index.json` lists, each holding at least the tensors the index says."""
     weight_map = read_json(index, MOST_LISTS).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -114,7 +117,7 @@ def open_shards(index: Path, *, types: Mapping[str, int] = FLOAT_TYPES) -> list[
             path = index.parent / shard
             if not path.exists():
                 raise ModelError(f"{path}: is missing, although {index.name} lists it; fetch the model again.")
-            file = SafetensorsFile(path, types=types)
+            file = SafetensorsFile(path, types=types, reader=reader)
             opened.append(file)
             if not names <= file.tensors.keys():
                 lost = min(names - file.tensors.keys())

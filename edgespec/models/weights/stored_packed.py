@@ -31,7 +31,7 @@ IntArray = npt.NDArray[Any]
 # there is lost, whoever reads it.
 _LESS_ONE = {4: 0x11111111, 8: 0x01010101}
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_COLUMNS = 512  # outputs unpacked at a time
+COLUMNS = 512  # outputs unpacked at a time
 _INTEGERS = {"I32": np.int32, "I64": np.int64, "U8": np.uint8, "I8": np.int8}
 
 
@@ -53,6 +53,7 @@ class OwnMatrix:
         columns = width * 8 // bits if bits else 0
         mode: Mode = "zeros" if "zero" in parts else "shift" if "shift" in parts else "symmetric"
         sound = bits and groups and columns % groups == 0 and columns // groups in GROUPS
+        sound = sound and parts.get("shift", scale).kind == scale.kind
         kinds = {"scale": ("F16", "F32"), "shift": ("F16", "F32"), "zero": ("U8",)}
         for key, entry in parts.items():
             if key != "q" and (entry.shape != (rows, groups) or entry.kind not in kinds[key]):
@@ -63,7 +64,7 @@ class OwnMatrix:
                 "scales; convert the model again."
             )
         self.shape: tuple[int, ...] = (rows, columns)
-        self.layout: Layout | None = Layout(bits, columns // groups, mode)
+        self.layout: Layout | None = Layout(bits, columns // groups, mode, 2 if scale.kind == "F16" else 4)
         self.kind = f"int{bits}"
 
     def read(self, start: int = 0, stop: int | None = None) -> FloatArray:
@@ -131,14 +132,18 @@ class PackedMatrix:
         self.shape: tuple[int, ...] = (outputs, inputs)
         self.kind = f"{'AWQ' if awq else 'GPTQ'}{bits}"
         fitting = next((g for g in reversed(GROUPS) if self._group % g == 0), None)
+        # With 8 bits the shift takes more digits than float16 has, and scales are then as wide.
         mode: Mode = "zeros" if bits == 4 else "shift"
-        self.layout: Layout | None = None if acts or fitting is None else Layout(bits, fitting, mode)
+        wide = bits == 8 or parts["scales"].kind != "F16"
+        self.layout: Layout | None = None
+        if not acts and fitting is not None:
+            self.layout = Layout(bits, fitting, mode, 4 if wide else 2)
 
     def read(self, start: int = 0, stop: int | None = None) -> FloatArray:
         q, zero, scale, order = self._unpacked()
         result = np.empty(self.shape, np.float32)
-        for begin in range(0, self.shape[0], _COLUMNS):
-            rows = slice(begin, begin + _COLUMNS)
+        for begin in range(0, self.shape[0], COLUMNS):
+            rows = slice(begin, begin + COLUMNS)
             numbers = q[rows].astype(np.float32) - zero[rows].astype(np.float32)[:, order]
             result[rows] = scale[rows].astype(np.float32)[:, order] * numbers
         return result[start:stop]
@@ -157,8 +162,10 @@ class PackedMatrix:
             made = QuantisedTensor(4, group, packed, scale, zero=None if (zero == 8).all() else zero.astype(np.uint8))
         else:  # in float32 scale * (128 - zero) and the sum are exact: both factors are short
             centred = (q ^ np.uint8(128)).view(np.int8)
-            moved = scale.astype(np.float32) * (128 - zero).astype(np.float32)
-            made = QuantisedTensor(8, group, centred, scale, shift=moved if moved.any() else None)
+            wide = scale.astype(np.float32)
+            moved = wide * (128 - zero).astype(np.float32)
+            shifted = bool(moved.any())
+            made = QuantisedTensor(8, group, centred, wide if shifted else scale, shift=moved if shifted else None)
         return made if start == 0 and stop in (None, outputs) else made.rows(start, outputs if stop is None else stop)
 
     def _unpacked(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
@@ -168,13 +175,13 @@ class PackedMatrix:
         weight = _rows(self._parts["qweight"], 0, None).astype(np.int32, copy=False).view(np.uint32)
         q = np.empty((outputs, inputs), np.uint8)
         if self._awq:
-            for begin in range(0, weight.shape[1], _COLUMNS // each):
-                piece = self._along_outputs(weight[:, begin : begin + _COLUMNS // each])
+            for begin in range(0, weight.shape[1], COLUMNS // each):
+                piece = self._along_outputs(weight[:, begin : begin + COLUMNS // each])
                 q[begin * each : begin * each + piece.shape[1]] = piece.T
         else:
-            for begin in range(0, outputs, _COLUMNS):
-                piece = np.ascontiguousarray(weight[:, begin : begin + _COLUMNS].T)
-                q[begin : begin + _COLUMNS] = self._numbers(piece, range(each)).reshape(len(piece), inputs)
+            for begin in range(0, outputs, COLUMNS):
+                piece = np.ascontiguousarray(weight[:, begin : begin + COLUMNS].T)
+                q[begin : begin + COLUMNS] = self._numbers(piece, range(each)).reshape(len(piece), inputs)
         zeros = _rows(self._parts["qzeros"], 0, None).astype(np.int32, copy=False).view(np.uint32)
         if self._plus_one:
             zeros = zeros + np.uint32(_LESS_ONE[self._bits])

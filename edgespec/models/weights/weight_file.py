@@ -68,6 +68,10 @@ class WeightFile:
         """
         return self._stored(name).layout
 
+    def by_rows(self, name: str) -> bool:
+        """Whether `pieces` cuts a matrix into several: some files tell any of it only together with all the rest."""
+        return self._stored(name).by_rows
+
     def read(self, name: str) -> FloatArray:
         """The tensor as float32 in C order, dequantised. Raises ModelError if its bytes are damaged or not finite."""
         stored = self._stored(name)

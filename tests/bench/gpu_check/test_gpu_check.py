@@ -17,10 +17,12 @@ import pytest
 import torch
 
 from edgespec.bench.gpu_check import __main__ as gpu_check
-from edgespec.bench.gpu_check import bandwidth, steps, suite
+from edgespec.bench.gpu_check import bandwidth, rounds, steps, suite
 from edgespec.bench.gpu_check.random_models import QWEN_3B, QWEN_7B, QWEN_HALF_B, TINY, TINY_DRAFT, RandomWeights
 from edgespec.bench.gpu_check.report import Check, table
 from edgespec.bench.gpu_check.steps import Rounds
+from edgespec.kernels import reference
+from edgespec.models.cuda import draft
 from edgespec.models.cuda.decoder import CudaDecoder
 
 ROOT = Path(__file__).parents[3]
@@ -68,17 +70,23 @@ def test_shellcheck_finds_nothing() -> None:
 
 
 def test_every_part_runs_in_tiny(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = run(tmp_path, "--parts", "parity,bandwidth,steps,loading")
+    code, found = run(tmp_path, "--parts", "parity,rounds,bandwidth,steps,loading,memory")
     assert code == 0
     findings = {(each["part"], each["what"]): each for each in found["findings"]}
     assert found["tiny"]
     assert found["machine"]["torch"] == torch.__version__
-    assert {part for part, _ in findings} == {"parity", "bandwidth", "steps", "speculation", "loading", "drafts"}
+    known = {"parity", "rounds", "bandwidth", "steps", "speculation", "loading", "drafts", "memory"}
+    assert {part for part, _ in findings} == known
     for (part, what), each in findings.items():
         assert np.isfinite(each["value"]), (part, what)
     assert findings["drafts", "decoders built"]["value"] == 2
     assert findings["drafts", "turns of 2 of 5 drafts"]["ok"]
-    assert findings["loading", "loads completed beside these rounds"]["value"] >= 1
+    for what in ("a draft loads", "drafts of other forms load"):
+        assert findings["loading", f"loads completed while {what}"]["value"] >= 1
+    judged = [each for (part, _), each in findings.items() if part == "rounds"]
+    assert len(judged) == 6
+    assert all(each["ok"] for each in judged)
+    assert findings["rounds", "texts with drafts that are the plain text"]["value"] == 16
     printed = capsys.readouterr().out
     assert all(what in printed for _, what in findings)
 
@@ -99,9 +107,57 @@ def test_a_part_that_fails_costs_its_own_numbers_only(tmp_path: Path, monkeypatc
     assert found["findings"][0]["note"] == "the time is up"
 
 
+def judged(*names: str) -> dict[str, bool | None]:
+    """What is found by these of the part "rounds"."""
+    check = Check(torch.device("cpu"), tiny=True)
+    with rounds.staged(check) as stage:
+        for name in names:
+            getattr(stage, name)()
+    return {each.what: each.ok for each in check.findings}
+
+
+def test_a_rule_that_takes_every_guess_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In texts with drafts, alone and in batches; the draft that is the target itself shows nothing of it."""
+    right = reference.accept_greedy
+
+    def blind(best: torch.Tensor, tokens: torch.Tensor, begins: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        found = right(best, tokens, begins, ends)
+        found[:, 0] = ends - begins
+        return found
+
+    monkeypatch.setattr(reference, "accept_greedy", blind)
+    assert list(judged("texts", "batch").values()) == [False, False]
+
+
+def test_a_second_look_in_a_round_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaDecoder, "takes", lambda self, guesses: False)
+    assert list(judged("looks").values()) == [False]
+
+
+def test_guesses_by_another_law_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn without chance, they fit neither the law that they name nor, judged by it, the target's."""
+    monkeypatch.setattr(draft, "_drawn", lambda law, uniform: law.argmax(-1))
+    found = judged("blocks", "law")
+    assert found["a draft's guesses: chi-square, of its bound"] is False
+    assert found["sampled text, draft equal: chi-square, of its bound"] is False
+
+
+def test_the_bound_of_chi_square() -> None:
+    """Of eight equal cells about 30 (SciPy: 29.88 for one in 10,000)."""
+    law, rng = np.full(8, 1 / 8), np.random.default_rng(0)
+    assert all(rounds.misfit(rng.multinomial(400, law), law) < 1 for _ in range(200))
+    off = np.array([1.0, -1, 1, -1, 1, -1, 1, -1])
+    exact = 400 * law + off * (29.88 / 8 * 50) ** 0.5
+    assert rounds.misfit(exact, law) == pytest.approx(1, rel=0.02)
+    with_rare = np.array([0.9, 0.0999, 0.0001])
+    assert rounds.misfit(np.array([360, 40, 0]), with_rare) < 1
+    assert rounds.misfit(np.array([320, 40, 40]), with_rare) > 1
+
+
 @pytest.mark.parametrize(("rate", "met"), [(81.0, True), (79.0, False)])
 def test_the_goal_of_the_kernels(rate: float, met: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "copy_rate", lambda *_: 100.0)
+    monkeypatch.setattr(bandwidth, "moving_rate", lambda *_, **__: rate)
     monkeypatch.setattr(bandwidth, "matrix_rate", lambda *_, **__: rate)
     check = Check(torch.device("cpu"))
     bandwidth.run(check)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import statistics
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.bench.load import command
 from edgespec.bench.load.arrivals import Arrival, bursty, mean_rate, poisson, read_trace, scaled
+from edgespec.bench.load.preparing import schedule_of
 from edgespec.errors import ConfigError
 
 
@@ -105,3 +108,13 @@ def test_a_field_that_is_too_long_for_csv_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_trace(tmp_path / "no.csv")
+
+
+@pytest.mark.parametrize(("name", "words"), [("burst", "did you mean bursty?"), ("x.csv", "known are poisson, bursty")])
+def test_a_kind_of_arrivals_that_there_is_not(name: str, words: str) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser, int)
+    args = parser.parse_args(["--out", "x", "--arrivals", name])
+    with pytest.raises(ConfigError) as caught:
+        schedule_of(args, ["none"])
+    assert f"--arrivals {name} is no file; {words}" == str(caught.value)

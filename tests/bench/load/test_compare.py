@@ -34,6 +34,10 @@ def test_an_interval_needs_two_and_holds_the_median() -> None:
     assert compare.median([3.0]) == {"value": 3.0, "low": None, "high": None, "n": 1}
     found = compare.median([1.0, 2.0, None, 9.0])
     assert found == {"value": 2.0, "low": 1.0, "high": 9.0, "n": 3}
+    few = compare.median([1.0, 2.0, 3.0, 9.0])
+    assert (few["low"], few["high"]) == (1.0, 9.0), "of four values 95% would be a guess"
+    five = compare.median([1.0, 2.0, 3.0, 4.0, 9.0])
+    assert 1.0 <= five["low"] < five["value"] < five["high"] <= 9.0
     many = compare.median([float(n) for n in range(100)])
     assert 35 < many["low"] < many["value"] < many["high"] < 65
 
@@ -65,3 +69,20 @@ def test_the_best_fixed_gamma_may_be_another_one_at_each_rate() -> None:
 
 def test_no_verdict_without_a_reference() -> None:
     assert compare.verdicts([row("us", 1.0, 0, 1.0)], [1.0], ["us"]) == []
+
+
+def test_a_handful_of_requests_makes_no_headline() -> None:
+    speeds = {"none": 100, "us": 140}
+    rows = [row(arm, 1.0, 0, value) for arm, value in speeds.items()]
+    (found,) = compare.verdicts(rows, [1.0], list(speeds))
+    for asked, told in ((4, ""), (5, "us: 1.40 times the throughput of no speculation, mean over 1 rate.")):
+        places = [{"requests": {"asked": count}} for count in (9, asked)]
+        assert output.headline({"verdicts": [found], "simulated": False, "table": places}) == told
+
+
+def test_the_interval_of_a_mean_over_rates_holds_the_least_and_the_most_of_few_repeats() -> None:
+    rates = [1.0, 2.0, 3.0, 4.0]
+    rows = [row("none", rate, repeat, 100.0) for rate in rates for repeat in range(3)]
+    rows += [row("us", rate, repeat, 100.0 + 20 * repeat) for rate in rates for repeat in range(3)]
+    found = compare.ratios(rows, rates, ["none", "us"], "none")["arms"]["us"]
+    assert [found[key] for key in ("value", "low", "high")] == pytest.approx([1.2, 1.0, 1.4]), "resamples are narrower"

@@ -14,7 +14,7 @@ from edgespec.bench.load.prompts import Pool, Prompt
 from edgespec.bench.load.soak import Soak, verdict
 from edgespec.bench.load.system import Arm, EngineSystem
 from edgespec.config import RuntimeConfig
-from edgespec.errors import EdgespecError
+from edgespec.errors import ConfigError, EdgespecError
 from tests.bench.load.test_simulated import progress
 from tests.support.tiny import write_tiny
 
@@ -82,6 +82,9 @@ def test_the_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     words = ["-m", str(model), "--drafts", "ngram", "--weight-format", "float32", "--threads", "1", "--seconds", "1"]
     words += ["--repeats", "1", "-n", "8", "--planners", "fixed:2", "--max-sessions", "2"]
     load = [*words, "--rates", "4", "--limit", "60", "--out", str(tmp_path / "load"), "--elastic", "both"]
+    with pytest.raises(ConfigError, match="Give a rate below"):
+        command.run(parser.parse_args([*load, "--rates", "10000", "--limit", "1"]), progress)
+    assert not (tmp_path / "load").exists(), "the same folder serves the corrected command"
     assert command.run(parser.parse_args(load), progress) == 0
     made = json.loads((tmp_path / "load" / "load.json").read_text())
     assert made["arms"] == ["fixed:2", "fixed:2 pinned"]

@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.bench.load import document, output, tables
 from edgespec.bench.load.arrivals import Arrival
-from edgespec.bench.load.folder import Folder, read
+from edgespec.bench.load.folder import STATE, Folder, read
 from edgespec.bench.load.measures import Deadline
 from edgespec.bench.load.measuring import Measured, Measuring, answer_tokens
 from edgespec.bench.load.prompts import Pool, Prompt
@@ -228,3 +228,24 @@ def test_recorded_arrivals_bring_their_own_prompts() -> None:
     assert [len(s.served) for s in measured.stretches] == [5, 5]
     assert all(one.tokens <= 3 for s in measured.stretches for one in s.served)
     assert measured.alone == 5
+
+
+def test_a_run_of_which_nothing_is_kept_leaves_its_folder_as_it_was(tmp_path: Path) -> None:
+    """Else a refused rate would keep the corrected command from the same folder."""
+    folder = Folder(tmp_path / "run")
+    (tmp_path / "run" / STATE).mkdir()
+    (tmp_path / "run" / STATE / "learned.json").touch()
+    with pytest.raises(ConfigError, match="Give a rate below"):
+        measure(FakeSystem(step=1.0), schedule(rates=(5.0,), limit_s=20.0), keep=folder.keep)
+    folder.close()
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "old" / STATE).mkdir(parents=True)
+    (tmp_path / "old" / "notes").touch()
+    Folder(tmp_path / "old").close()
+    assert {file.name for file in (tmp_path / "old").iterdir()} == {STATE, "notes"}
+    folder = Folder(tmp_path / "run")
+    folder.write("x.json", "{}\n")
+    folder.close()
+    assert (tmp_path / "run" / "x.json").exists()
+    with pytest.raises(ConfigError, match="There is a run"):
+        Folder(tmp_path / "run")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench.load.records import Ask
-from edgespec.bench.load.soak import KINDS, Look, Soak, Soaked, to_json, verdict
+from edgespec.bench.load.records import Ask, Sample
+from edgespec.bench.load.soak import KINDS, Look, Soak, Soaked, _Moving, to_json, verdict
 from edgespec.decoding.params import SamplingParams
 from tests.bench.load.fakes import FakeRequest, FakeSystem, failing, virtual
 
@@ -133,3 +133,19 @@ def looks(rss: Sequence[float], threads: Sequence[int]) -> Soaked:
 )
 def test_growth(rss: Sequence[float], threads: Sequence[int], found: set[str]) -> None:
     assert failed(looks(rss, threads)) == found
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_what_nobody_reads_moves_as_long_as_batches_do(moves: bool) -> None:
+    """On a slow board an answer takes longer than that, and one whose client does not read has no pieces."""
+    system, now = FakeSystem(), [0.0]
+    made = Soak(system, ASKS, seconds=1.0, rate=1.0, stuck_s=5.0)
+    made._clock, made._begin = (lambda: now[0]), 0.0
+    for number, (kind, status) in enumerate((("unread", "running"), ("whole", "queued"))):
+        handle = FakeRequest([1], SamplingParams(), (1,))
+        handle.status = status
+        made._moving[number] = _Moving(handle, kind, 0.0, status)
+    now[0] = 9.0
+    made._batch(Sample(9.0, 0.1, 1, 1, 1, 0.0, 0, 0, int(moves), None, None, ""))
+    made._find_stuck(Look(10.0, 0, 0, 0, 1, 1))
+    assert bool(made.soaked.stuck) != moves

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -60,10 +61,17 @@ def test_an_interval_contains_the_truth_and_is_the_same_for_equal_arms(tmp_path:
     assert part["arms"]["plain"]["speedup"]["low"] == 1 == part["arms"]["plain"]["speedup"]["high"]
 
 
-def test_one_question_has_no_interval(tmp_path: Path) -> None:
+def test_a_few_questions_have_no_interval(tmp_path: Path) -> None:
     part = part_of(tmp_path, {"plain": [record(1), record(2)], "arm": [record(1), failed(2)]})
     ratio = part["arms"]["arm"]["speedup"]
     assert (ratio["value"], ratio["low"], ratio["high"], ratio["questions"]) == (pytest.approx(1), None, None, 1)
+    eight = [record(n) for n in range(1, 9)]
+    part = part_of(tmp_path / "some", {"plain": eight, "arm": eight[:4]})
+    assert part["arms"]["arm"]["speedup"]["low"] is None, "of four of eight"
+    for count, known in ((4, False), (5, True)):
+        records = [record(n + 1) for n in range(count)]
+        part = part_of(tmp_path / str(count), {"plain": records, "arm": records})
+        assert (part["arms"]["arm"]["speedup"]["low"] is not None) == known
 
 
 def test_failed_questions_are_shown_and_left_out_of_both_arms(tmp_path: Path) -> None:
@@ -117,17 +125,42 @@ def test_the_first_repeat_stands_beside_the_median(tmp_path: Path) -> None:
     assert "1.00 times in the first repeat alone" in tables.headline(part, "arm")
     once = part_of(tmp_path / "2", {"plain": plain[::3], "arm": arm[::3]})["arms"]["arm"]
     assert once["first_repeat"] is None
-    assert "repeat" not in tables.headline({"arms": {"arm": once}}, "arm")
+    assert "repeat" not in tables.headline({"arms": {"arm": once}, "asked": 2}, "arm")
     told = {count: tables.conditions({"settings": {"repeats": count}, "runs": []}) for count in (1, 3)}
     assert "policies keep what they learned" in told[3]
     assert told[1] == "repeats: 1"
 
 
-def test_the_least_task_is_of_two_questions_at_least(tmp_path: Path) -> None:
-    arm = [record(1, step=0.02), record(2, **QA), record(3, **QA)]
-    part = part_of(tmp_path, {"plain": [record(1), record(2, **QA), record(3, **QA)], "arm": arm})
-    assert part["arms"]["arm"]["by_task"]["mt-bench"]["value"] == pytest.approx(0.5)
-    assert part["arms"]["arm"]["least_task"] == {"task": "qa", "value": pytest.approx(1)}
+def test_the_least_task_is_one_of_several_with_two_questions_at_least(tmp_path: Path) -> None:
+    rag = {"category": "rag", "task": "rag", "domain": "rag"}
+    plain = [record(1), record(2, **QA), record(3, **QA)]
+    arm = [record(1, step=0.02), *plain[1:]]
+    alone = part_of(tmp_path, {"plain": plain, "arm": arm})
+    assert alone["arms"]["arm"]["by_task"]["mt-bench"]["value"] == pytest.approx(0.5)
+    assert alone["arms"]["arm"]["least_task"] is None, "there is no other one"
+    assert "least" not in tables.headline(alone, "arm")
+    more = {"plain": [record(4, **rag), record(5, **rag)], "arm": [record(4, step=0.005, **rag), record(5, **rag)]}
+    part = part_of(tmp_path / "2", {"plain": [*plain, *more["plain"]], "arm": [*arm, *more["arm"]]})
+    assert part["arms"]["arm"]["least_task"] == {"task": "qa", "value": pytest.approx(1), "of": 2}
+    assert "least in qa, 1.00, of the 2 tasks with two questions or more." in tables.headline(part, "arm")
+
+
+def test_a_run_that_was_interrupted_says_how_much_is_missing(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", {"plain": [record(1), record(2)], "arm": [record(1)]}, finished=False))
+    (part,) = build([dataclasses.replace(run, questions=18)])["parts"]
+    assert (part["questions"], part["asked"]) == (2, 18)
+    assert part["arms"]["arm"]["questions"]["missing"] == 17
+    assert "17 of 18 questions are not answered (yet), by this arm or by plain" in part["arms"]["arm"]["warnings"]
+    assert "over 1 of 18 questions" in tables.headline(part, "arm")
+
+
+def test_what_was_skipped_is_said_where_it_is_read(tmp_path: Path) -> None:
+    lines = [{"file": "q.jsonl", "line": n, "reason": f"wrong {n}"} for n in (3, 7)]
+    one = part_of(tmp_path, {"plain": [record(1)]}, skipped=lines[:1])
+    assert "1 line of the question files was skipped (q.jsonl, line 3: wrong 3)" in one["warnings"]
+    runs = [read_run(write_run(tmp_path / n, {"plain": [record(n)]}, skipped=lines)) for n in ("4", "5")]
+    text = " ".join(build(runs)["parts"][0]["warnings"])
+    assert "2 lines of the question files were skipped (q.jsonl, line 3: wrong 3; the others" in text, "not four"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +192,7 @@ def test_repeats_and_turns_that_only_one_arm_has_do_not_count(tmp_path: Path) ->
     found = part["arms"]["arm"]
     assert found["speedup"]["value"] == pytest.approx(2)
     assert found["questions"]["missing"] == 2
-    assert any("2 questions are not answered" in warning for warning in found["warnings"])
+    assert any("2 of 3 questions are not answered" in warning for warning in found["warnings"])
     assert any("--resume" in warning for warning in part["warnings"])
 
 

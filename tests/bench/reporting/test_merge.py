@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.bench.reporting import tables
 from edgespec.bench.reporting.document import build
 from edgespec.bench.specbench.folder import ArmInfo, RunFolder, read_run
 from edgespec.errors import ConfigError
@@ -30,6 +31,9 @@ def test_shards_are_one_run(tmp_path: Path) -> None:
     assert part["runs"] == [0, 1]
     assert [run["shard"] for run in document["runs"]] == ["2/2", "1/2"]
     assert "shard" not in document["settings"]
+    assert part["warnings"] == []
+    (alone,) = build([one])["parts"]
+    assert alone["warnings"] == ["only 1 of 2 shards of the run is here: 1/2"]
 
 
 def test_shards_of_several_machines_pair_within_each(tmp_path: Path) -> None:
@@ -56,7 +60,31 @@ def test_a_question_twice_on_one_machine_is_refused(tmp_path: Path) -> None:
         build([one, two])
 
 
-@pytest.mark.parametrize(("name", "value"), [("temperature", 0.7), ("sha256", "1" * 64), ("policies", ["plain"])])
+def test_an_arm_of_one_shard_alone_is_compared_there(tmp_path: Path) -> None:
+    """The second shard is measured on a machine that is twice as fast by then, and without the arm `more`."""
+    first = {"plain": [record(q) for q in (1, 3)], "arm": [record(1, step=0.005), record(3, step=0.005)]}
+    one = read_run(write_run(tmp_path / "a", {**first, "more": [record(q, step=0.004) for q in (1, 3)]}))
+    two = shard(tmp_path, "b", (2, 4), step=0.01)
+    document = build([one, two])
+    (part,) = document["parts"]
+    arms = part["arms"]
+    assert document["settings"]["policies"] == ["plain", "arm", "more"]
+    assert arms["more"]["speedup"]["value"] == pytest.approx(2.5)
+    assert arms["arm"]["speedup"]["value"] == pytest.approx(0.4 / 0.3)
+    assert part["common"] == 2
+    same = {name: arms[name]["same_questions"]["value"] for name in ("arm", "more")}
+    assert same == pytest.approx({"arm": 2, "more": 2.5})
+    assert [arms[name]["questions"]["missing"] for name in ("arm", "more")] == [0, 0], "not asked the others"
+    assert not [text for arm in arms.values() for text in arm["warnings"]]
+    table = tables.summary(part)
+    assert table.columns[3:5] == ["n", "same 2"]
+    assert {row[0]: row[1:2] + row[3:5] for row in table.rows}["more"] == ["2.50", "2", "2.50"]
+    assert {row[0]: row[1:2] + row[3:5] for row in table.rows}["arm"] == ["1.33", "4", "2.00"]
+    assert any("not every arm has the same questions" in text for text in part["warnings"])
+    assert build([two])["parts"][0]["common"] is None
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", 0.7), ("sha256", "1" * 64), ("seed", 3)])
 def test_other_settings_are_refused_by_name(tmp_path: Path, name: str, value: Any) -> None:
     one, two = shard(tmp_path, "a", (1,)), shard(tmp_path, "b", (2,), settings={name: value})
     with pytest.raises(ConfigError, match=f"do not belong together: {name} is"):
@@ -103,3 +131,7 @@ def test_several_versions_are_told(tmp_path: Path) -> None:
 
     part = build([one, dataclasses.replace(two, version="9")])["parts"][0]
     assert any("several versions of edgespec: 0, 9" in warning for warning in part["warnings"])
+    told = ((one, "ab"), (two, "cd"))
+    codes = [dataclasses.replace(run, machine={**run.machine, "code": code}) for run, code in told]
+    part = build(codes)["parts"][0]
+    assert any("several versions of edgespec: 0 (code ab), 0 (code cd)" in warning for warning in part["warnings"])

@@ -61,7 +61,7 @@ def test_heat_maps_show_every_number(part: dict[str, Any]) -> None:
     assert f"{rate:.1f}" in shown
     assert {"edgespec", "ngram", "rag"} <= set(shown)
     assert not {"plain", "peer:llama.cpp-lookup"} & set(shown), "they propose nothing, or do not tell"
-    assert {"lookup", "code"} <= set(texts(made["drafts-0"].figure))
+    assert {"ngram", "code"} <= set(texts(made["drafts-0"].figure))
 
 
 def test_lines_along_the_run(part: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ def test_lines_along_the_run(part: dict[str, Any]) -> None:
     assert f"edgespec {last:.3g} s" in texts(regret.figure)
     assert any(text.startswith("plain ") for text in texts(memory.figure))
     assert "1 " in " ".join(texts(line.figure))
-    assert {"lookup", "plain", "math"} <= set(texts(line.figure))
+    assert {"ngram", "plain", "math"} <= set(texts(line.figure))
     for picture in (regret, memory):
         (axes,) = picture.figure.axes
         heights = sorted(text.xy[1] for text in axes.texts)

@@ -127,15 +127,16 @@ def test_plain_has_no_ratio_to_itself(sample: tuple[Path, dict[str, Any], str]) 
     part = sample[1]["parts"][0]
     assert "plain" not in [row[0] for row in tables.by(part, "task").rows]
     assert tables.summary(part).rows[0][:4] == ["plain", "1.00", "–", "–"]
+    assert (part["common"], tables.summary(part).rows[0][4]) == (23, "24"), "edgespec failed at one"
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_what_is_not_of_the_same_kind_is_marked(tmp_path: Path) -> None:
     place = {"category": "qa", "task": "qa", "domain": "qa"}
-    plain = [record(q, repeat=r, **(place if q > 2 else {})) for q in (1, 2, 3) for r in (0, 1)]
+    plain = [record(q, repeat=r, **(place if q > 5 else {})) for q in range(1, 7) for r in (0, 1)]
     folder = write_run(
         tmp_path / "run",
-        {"plain": plain, "peer:x": [*plain[:2], *plain[4:]], "arm": plain},
+        {"plain": plain, "peer:x": [*plain[:2], *plain[10:]], "arm": plain},
         arms={"peer:x": ArmInfo("peer", weights="float32, dequantised")},
         settings={"resident": None},
         machine={"slots": 2},

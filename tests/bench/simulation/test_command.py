@@ -48,6 +48,10 @@ def test_tables_and_files(traces: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert page.count("<svg") == 2
     assert "<script" not in page
     assert "http://" not in page.replace("http://www.w3.org", "")  # nothing is fetched
+    for text in (page.split("How it was run")[1], (out / "simulation.md").read_text(encoding="utf-8")):
+        assert "edgespec" in text
+        assert "traces" in text
+        assert "left, right" in text
 
 
 def test_plain_is_there_without_being_asked_for(traces: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,9 @@ from edgespec.bench.reporting.document import build
 from edgespec.bench.simulation import tables
 from edgespec.bench.simulation.scenario import Base, Setting, simulate
 from edgespec.bench.simulation.texts import shortened
-from edgespec.bench.simulation.validate import matched, run_costs, validated
+from edgespec.bench.simulation.validate import check, matched, run_costs, validated
+from edgespec.bench.specbench.arms import expanded, split_specs
+from edgespec.bench.specbench.command import DEFAULT_POLICIES
 from edgespec.bench.specbench.folder import Record, read_run
 from edgespec.errors import ConfigError
 from predictor.costs import CostTable
@@ -208,3 +210,22 @@ def test_costs_of_drafts_without_a_static_arm_are_guessed_from_the_others(base: 
     found = matched(base.corpus, read_run(write_run(tmp_path / "run", records)))
     costs, _ = run_costs(found, base.corpus, CostTable({1: 1.0}))
     assert costs.draft("right") == pytest.approx(costs.draft("left"))
+
+
+def test_a_run_without_a_fixed_policy_is_refused_before_anything_is_replayed(base: Base, tmp_path: Path) -> None:
+    records = {arm: turns(base, arm) for arm in ("plain", "memspec@3")}
+    with pytest.raises(ConfigError, match="with static or all-statics among its --policies"):
+        check(read_run(write_run(tmp_path / "run", records)))
+    usual = expanded(split_specs(DEFAULT_POLICIES), ["left", "right"])
+    check(read_run(write_run(tmp_path / "usual", {arm: turns(base, "plain") for arm in usual})))
+
+
+def test_an_answer_that_ended_is_not_taken_for_the_beginning_of_another(base: Base, tmp_path: Path) -> None:
+    """Prompts of one length, and one answer begins like the other."""
+    longer = base.corpus.texts[0]
+    short = replace(shortened(longer, 4), name="short")
+    answers = {**base.corpus.answers, "short": list(base.corpus.answers[longer.name])[:4]}
+    corpus = replace(base.corpus, texts=(longer, short), answers=answers)
+    records = {arm: turns(base, arm, new=4)[:1] for arm in ("plain", "static:left@3")}
+    found = matched(corpus, read_run(write_run(tmp_path / "run", records)))
+    assert [text.name for text in found.texts] == ["short"]

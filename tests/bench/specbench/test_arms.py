@@ -31,6 +31,8 @@ def test_plain_is_always_there_and_all_statics_are_one_for_each_draft() -> None:
     assert expanded(["edgespec"], DRAFTS) == ["plain", "edgespec"]
     assert expanded(["edgespec", "plain"], DRAFTS) == ["edgespec", "plain"]
     assert expanded(["plain", "all-statics", "static:code@3"], DRAFTS) == ["plain", "static:general@3", "static:code@3"]
+    assert expanded(["static", "edgespec"], DRAFTS) == ["plain", "static:general@3", "edgespec"]
+    assert expanded(["static", "all-statics", "ngram"], []) == ["plain", "ngram"]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,8 @@ def test_what_means_nothing_is_refused_with_what_to_write(spec: str, words: str)
 
 
 def test_what_means_something_is_not() -> None:
-    check(["plain", "ngram", "all-statics", "static:ngram@4", "nightjar:code@3", "peer:transformers"], DRAFTS, None)
+    check(["plain", "ngram", "static", "all-statics", "static:ngram@4"], DRAFTS, None)
+    check(["nightjar:code@3", "peer:transformers"], DRAFTS, None)
 
 
 def test_an_arm_is_an_engine_with_its_policy_alone() -> None:

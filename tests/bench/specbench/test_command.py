@@ -115,8 +115,12 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_runs_the_rest(
 ) -> None:
     words = ("--policies", "edgespec", "--repeats", "2")
     monkeypatch.setattr(command, "Worker", first := Workers(stop_after=5))
+    monkeypatch.setattr(sys, "argv", ["/x/pytest", "bench", "specbench", "--resume", "--out", "a b"])
     assert run(*words) == 130
-    assert "5 turns are kept" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "2 questions, 2 arms, 2 repeats: 8 answers, kept in" in err, "said at once, not after minutes"
+    assert "5 turns are kept" in err
+    assert "To go on: edgespec bench specbench --out 'a b' --resume\n" in err
     kept = read_run(tmp_path / "out")
     assert not kept.finished
     assert sum(map(len, kept.records.values())) == 5
@@ -158,6 +162,19 @@ def test_resume_with_other_settings_is_refused(
     capsys.readouterr()
     assert run("--policies", "edgespec", "--repeats", "1", *changed, "--resume") == 2
     assert words in capsys.readouterr().err
+
+
+def test_resume_with_other_code_is_refused(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "Worker", Workers(stop_after=1))
+    assert run() == 130
+    file = tmp_path / "out" / "run.json"
+    document = json.loads(file.read_text())
+    document["machine"]["code"] = "of yesterday"
+    file.write_text(json.dumps(document))
+    assert run("--resume") == 2
+    assert "edgespec's code was 'of yesterday'" in capsys.readouterr().err
 
 
 def test_resume_with_another_question_file_is_refused(
@@ -211,7 +228,7 @@ def test_answers_that_failed_are_named_and_asked_once_more(
     words = ("--policies", "edgespec", "--repeats", "1")
     monkeypatch.setattr(command, "Worker", make)
     assert run(*words) == 0
-    assert "3 answers failed; --resume --retry-errors asks for them once more" in capsys.readouterr().err
+    assert "3 answers failed; --resume --retry-errors asks once more" in capsys.readouterr().err
     monkeypatch.setattr(command, "Worker", workers := Workers())
     assert run(*words, "--resume", "--retry-errors") == 0
     assert {name for name, _ in workers.asked} == {"edgespec"}
@@ -243,6 +260,7 @@ def test_lines_and_questions_that_cannot_be_used_are_counted_and_named(
     [
         (["--policies", "edgspec"], "did you mean edgespec"),
         (["--policies", "static:cod@4"], "did you mean code"),
+        (["--drafts", "cod,math"], "there is no draft 'cod' (argument drafts): did you mean code?"),
         (["--policies", "oracle-dynamic"], "edgespec bench simulate"),
         (["--policies", "peer:llama"], "did you mean peer:llama.cpp"),
         (["--categories", "codng"], "did you mean coding"),
@@ -278,6 +296,20 @@ def test_a_file_without_a_usable_question_is_refused(
     assert "has no prompt" in capsys.readouterr().err
     assert run("--context", "64", lines=[{"question_id": 1, "category": "qa", "turns": ["the hen " * 60]}]) == 2
     assert "No question can be asked" in capsys.readouterr().err
+
+
+def test_there_must_be_a_run_to_go_on_with_and_nothing_of_others_in_the_folder(
+    run: Callable[..., int], no_models: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--resume", out="new") == 2
+    assert "There is no run in" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "full").mkdir()
+    for name in "dcab":
+        (tmp_path / "full" / name).touch()
+    assert run(out="full") == 2
+    assert "has other files (a, b, c, ...)" in capsys.readouterr().err
+    assert {file.name for file in (tmp_path / "full").iterdir()} == set("abcd")
 
 
 def test_two_runs_into_one_folder(

@@ -31,7 +31,7 @@ def test_the_second_time_the_arm_has_an_error_and_the_others_go_on(tmp_path: Pat
     again = Fakes(tmp_path, {"plain": answering(), "weak": answering(), "c": answering()})
     run = again.run(questions)
     # What failed is not tried again. What was not asked is, with plain once more beside it.
-    assert again.asked == [("plain", (1000, 4)), ("weak", (1000, 4))]
+    assert sorted(again.asked) == [("plain", (1000, 4)), ("weak", (1000, 4))]
     assert run.arms["weak"].status == "ok"
     assert [(r.question_id, r.group, r.session) for r in run.records["weak"][3:]] == [("4", 1, 1)]
     assert [(r.question_id, r.group, r.session) for r in run.records["plain"][3:]] == [("4", 0, 0), ("4", 1, 1)]

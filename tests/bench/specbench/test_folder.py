@@ -85,6 +85,9 @@ def test_a_damaged_line_is_named(folder: Path, text: str, words: str) -> None:
         ({"format": 2}, "format 2"),
         ({"arms": {"plain": {"kind": "tea"}}}, "arm 'plain'"),
         ({"questions": "many"}, "'questions'"),
+        ({"settings": {"repeats": "3"}}, "'repeats' is"),
+        ({"settings": {"temperature": "0"}}, "'temperature' is"),
+        ({"settings": {"policies": "plain"}}, "'policies' is"),
         ({"arms": {"a:b": {}, "a@b": {}}}, "arm 'a:b'"),
     ],
 )

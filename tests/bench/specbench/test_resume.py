@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.bench.reporting.document import build
 from edgespec.bench.specbench.folder import read_run, records_file
-from tests.bench.specbench.fakes import Fakes, answering, interrupting, picky, question, refusing
+from tests.bench.specbench.fakes import FakeArm, Fakes, answering, interrupting, picky, question, refusing
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 5])
@@ -57,6 +57,25 @@ def test_an_arm_that_is_left_over_is_compared_with_plain_of_its_own_day(tmp_path
     assert not [text for name in arms for text in arms[name]["warnings"]]
 
 
+def test_an_arm_that_was_broken_is_not_forgotten_by_an_interrupted_resume(tmp_path: Path) -> None:
+    questions = [question(n) for n in (1, 2, 3)]
+    first = Fakes(tmp_path, {"plain": answering(), "b": answering()})
+    refusing(first, "b", "load", "3 GiB are missing")
+    first.run(questions)
+    second = Fakes(tmp_path, {"plain": answering(), "b": answering()})
+
+    def ctrl_c(made: object) -> FakeArm:
+        raise KeyboardInterrupt
+
+    second.start = ctrl_c  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        second.run(questions)
+    assert read_run(tmp_path).arms["b"].status == "error"
+    run = Fakes(tmp_path, {"plain": answering(), "b": answering()}).run(questions)
+    assert run.arms["b"].status == "ok"
+    assert {(r.group, r.session) for r in run.records["b"]} == {(1, 1)}, "with plain of its own day"
+
+
 def test_left_over_questions_may_be_interrupted_too(tmp_path: Path) -> None:
     questions = [question(n) for n in (1, 2, 3)]
     first = Fakes(tmp_path, {"plain": answering(), "b": answering()})
@@ -84,7 +103,7 @@ def test_where_arm_and_plain_are_of_two_sessions_the_report_says_so(tmp_path: Pa
     assert [(r.question_id, r.session) for r in run.records["plain"]] == [("1", 0), ("2", 1), ("3", 1)]
     assert [(r.question_id, r.session) for r in run.records["b"]] == [("1", 1), ("2", 1), ("3", 1)]
     (warning,) = build([run])["parts"][0]["arms"]["b"]["warnings"]
-    assert "in 1 questions plain was measured in another session" in warning
+    assert "in 1 question plain was measured in another session" in warning
 
 
 def test_what_failed_is_asked_once_more_if_that_is_wanted(tmp_path: Path) -> None:

@@ -18,6 +18,21 @@ def test_each_question_is_in_one_shard(count: int) -> None:
     assert all(q.order % count == index for index, part in enumerate(parts) for q in part)
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("kinds", [2, 3, 4, 6, 9])
+def test_a_shard_is_a_sample_of_the_run_whatever_takes_turns_in_it(count: int, kinds: int) -> None:
+    """In interleaved order every count-th question would be of every count-th kind."""
+    names = [str(kind) for kind in range(kinds)]
+    for order in (names * 13, sorted(names * 13), [*names * 5, *names[: kinds // 2] * 8]):
+        questions = [question(n + 1, category=name) for n, name in enumerate(order)]
+        parts = [Shard(index, count).of(questions) for index in range(1, count + 1)]
+        assert sorted(q.order for part in parts for q in part) == list(range(len(order)))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+        for name in names:
+            sizes = [sum(q.category == name for q in part) for part in parts]
+            assert max(sizes) - min(sizes) <= 1
+
+
 def test_shards_are_read_from_text() -> None:
     assert (Shard.parse("2/4"), str(Shard.parse("2/4"))) == (Shard(2, 4), "2/4")
     for wrong in ("", "2", "0/4", "5/4", "1/0", "a/b", "1/2/3", "-1/2", "1 /2"):
@@ -44,7 +59,7 @@ def test_arms_are_grouped_by_what_fits_but_two_at_least() -> None:
 def test_every_arm_leads_as_often(arms: int, repeats: int) -> None:
     """Also where their number divides that of the questions."""
     found = turns([question(1), question(2)], repeats)
-    leaders = [(q.key, rotated("abcd"[:arms], place, repeat)[0]) for repeat, q, place in found]
+    leaders = [(q.key, rotated("abcd"[:arms], leader, repeat)[0]) for repeat, q, leader in found]
     counts = [sum(name == leader for _, leader in leaders) for name in "abcd"[:arms]]
     assert max(counts) - min(counts) <= 1
     assert len({name for key, name in leaders if key == "1"}) > 1
@@ -52,14 +67,19 @@ def test_every_arm_leads_as_often(arms: int, repeats: int) -> None:
     assert rotated([], 4) == []
 
 
-@pytest.mark.parametrize("domains", [2, 3, 4, 6])
-def test_no_domain_has_leaders_of_its_own(domains: int) -> None:
-    """Also where the domains take turns, and their number divides that of the arms."""
-    leaders = [rotated("abcdefghijkl", place)[0] for place in range(12 * 12)]
-    for name in "abcdefghijkl":
-        of_domain = [sum(leader == name for leader in leaders[first::domains]) for first in range(domains)]
-        assert max(of_domain) - min(of_domain) <= 2
-        assert sum(of_domain) == 12
+@pytest.mark.parametrize("arms", range(2, 13))
+def test_no_domain_has_leaders_of_its_own(arms: int) -> None:
+    """Whatever their number, and whether the domains take turns or come one after the other."""
+    for domains in range(1, 14):
+        kinds = [str(kind) for kind in range(domains)]
+        for order in (kinds * 25, sorted(kinds * 25)):
+            questions = [question(n + 1, domain=domain) for n, domain in enumerate(order)]
+            found = [(q.domain, rotated(range(arms), leader)[0]) for _, q, leader in turns(questions, 1)]
+            for domain in kinds:
+                counts = [found.count((domain, arm)) for arm in range(arms)]
+                assert max(counts) - min(counts) <= 1
+            whole = [sum(who == arm for _, who in found) for arm in range(arms)]
+            assert max(whole) - min(whole) <= 1
 
 
 PLACES = [(0, "1"), (0, "2"), (0, "3")]

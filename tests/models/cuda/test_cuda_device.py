@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from drafts.standalone import StandaloneDraft
 from edgespec.models.cuda import kv
 from edgespec.models.cuda.decoder import CudaDecoder
 from edgespec.models.cuda.slots import refill
 from edgespec.models.weights.opening import open_weights
-from tests.models.cuda.common import TOKENS
+from tests.models.cuda.common import TOKENS, answer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -85,6 +86,39 @@ def test_weights_are_replaced_under_the_graphs(folders: list[Path]) -> None:
     after = rows(decoder, TOKENS[:3], LONG[:20])
     assert np.array_equal(after, rows(other, TOKENS[:3], LONG[:20]))
     assert not np.array_equal(after, before)
+
+
+def test_texts_go_on_after_their_blocks_were_moved(folders: list[Path]) -> None:
+    decoder, plain = load(folders[0]), load(folders[0], graphs=False)
+    decoder.prepare_steps([1])
+    gone, cache, twin = decoder.new_cache(), decoder.new_cache(), plain.new_cache()
+    for begin in range(0, 200, 50):  # in turns, so that each has blocks in every slab
+        for each, own in ((decoder, gone), (decoder, cache), (plain, twin)):
+            each.forward(LONG[begin : begin + 50], own, logits=0)
+    gone.release()
+    assert len(decoder.pool.slabs) == 5
+    decoder.trim()
+    assert len(decoder.pool.slabs) == 3
+    for token in TOKENS[:5]:
+        rows = [np.array(each.forward([token], own).logits) for each, own in ((decoder, cache), (plain, twin))]
+        assert np.array_equal(*rows)
+
+
+def test_a_round_is_looked_at_once_and_its_text_is_the_plain_one(folders: list[Path], looked: list[int]) -> None:
+    """A draft that is the target's equal, and a stranger; and the device knows how long their blocks took."""
+    for which in (0, 1):
+        target, draft = load(folders[0]), StandaloneDraft("d", load(folders[which]), 280)
+        target.prepare_steps(range(1, 5))
+        plain = answer(target, folders[0], [], 0).result.token_ids
+        looked.clear()
+        made = answer(target, folders[0], [draft], 3)
+        assert made.result.token_ids == plain
+        assert len(looked) == made.stats.rounds + 1  # and the prompt's last row
+        assert made.stats.draft_share["d"] > 0
+        assert made.stats.draft_seconds > 0
+        assert made.stats.target_seconds > 0
+    assert draft.decoder is not None
+    assert draft.decoder.device == torch.zeros(1, device="cuda").device  # type: ignore[attr-defined]
 
 
 def test_all_memory_comes_back(folders: list[Path]) -> None:

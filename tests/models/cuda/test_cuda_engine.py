@@ -37,7 +37,7 @@ def decoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[CudaDecode
         self.graphs = Graphs(ScriptedCapture())
         made.append(self)
 
-    monkeypatch.setattr(cuda_decoder, "_there", lambda _device: torch.device("cpu"))
+    monkeypatch.setattr(cuda_decoder, "device_named", lambda _device: torch.device("cpu"))
     monkeypatch.setattr(CudaDecoder, "__init__", watched)
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
     return made

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import gc
+import sys
+import tracemalloc
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from edgespec.kernels import ops, reference
+from edgespec.kernels.tuning import PATH
 from edgespec.models.cuda import footprint as footprint_module
 from edgespec.models.cuda import kv
+from edgespec.models.cuda import weights as cuda_weights
+from edgespec.models.cuda.copying import RING_BUFFERS, RING_BYTES, Copier
 from edgespec.models.cuda.decoder import CudaDecoder, staging_bytes
 from edgespec.models.cuda.footprint import CudaFootprint
-from edgespec.models.cuda.slots import RING_BUFFERS, RING_BYTES
 from edgespec.models.cuda.staging import BUFFERS
-from edgespec.models.footprint import CUDA_CONTEXT, CUDA_PROCESS, footprint
+from edgespec.models.cuda.weights import host_bytes, load_model
+from edgespec.models.footprint import CUDA_CONTEXT, CUDA_PROCESS, footprint, without_triton
 from edgespec.models.weights.opening import open_weights
-from tests.support.packed import converted
+from tests.support.packed import converted, write_packed
 from tests.support.tiny import write_tiny
+from tests.support.tiny_gguf import write_tiny_gguf
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ODD: dict[str, dict[str, Any]] = {
     "narrow": {"architecture": "llama", "hidden_size": 24, "intermediate_size": 56, "head_dim": 6},
@@ -103,7 +116,8 @@ def test_a_draft_takes_no_more_than_its_slot(model: Path, positions: int) -> Non
         cache.release()
     taken = sum(nbytes for place, nbytes in held_storages().items() if place not in before)
     assert 0 < taken <= size.slot(positions)
-    named = size.weights + size.cache(positions) + size._steps(positions) + size._prompt(positions) + size._graphs()
+    named = size.weights + size.cache(positions)
+    named += sum(part(positions) for part in (size._steps, size._prompt, size._graphs))
     laws = decoder._loops[real]._laws
     assert laws is not None
     assert size.slot(positions) - named >= laws.nbytes + BUFFERS * staging_bytes(positions)
@@ -121,6 +135,71 @@ def test_slabs_hold_the_longest_text_and_little_more(
     slabs = held // (blocks * kv.BLOCK)
     assert positions + kv.BLOCK <= held  # the scratch block is one of them
     assert held - positions < (slabs + 1) * kv.BLOCK + kv.BLOCK
+
+
+@pytest.mark.parametrize("positions", [64, 500])
+def test_without_triton_more_is_planned(model: Path, positions: int) -> None:
+    """What torch works in, of a captured step and of a prompt."""
+    with open_weights(model) as weights:
+        least, most = (footprint(weights, "cuda", "exact", unified=True, plain=plain) for plain in (False, True))
+        known = footprint(weights, "cuda", "exact", unified=True)
+    assert known == (most if without_triton() else least)
+    parts, more = least.beside(positions), most.beside(positions)
+    assert set(parts) - set(more) == {"CUDA graphs (assumed)"}  # nothing is captured then
+    assert more["workspace"] > parts["workspace"] + reference.TILE_BYTES
+    grown = more["workspace"] - parts["workspace"] - parts["CUDA graphs (assumed)"]
+    assert most.slot(positions) - least.slot(positions) == grown
+
+
+def test_whether_triton_runs_is_asked_where_cuda_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert without_triton() == (find_spec("triton") is None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for backend in ("torch", "triton"):
+        monkeypatch.setattr(ops, "backend", lambda _device, backend=backend: backend)
+        assert without_triton() == (backend == "torch")
+
+
+def test_no_device_has_smaller_parts_of_attention() -> None:
+    chunks = [table["attention"]["chunk"] for table in tomllib.loads(PATH.read_text()).values() if "attention" in table]
+    assert min(chunks) == footprint_module._CHUNK
+
+
+@pytest.mark.parametrize("form", ["F32", "Q5_0", "Q8_0", "gptq"])
+@pytest.mark.parametrize("keep_blocks", [True, False])
+def test_reading_holds_little_of_the_host(
+    form: str, keep_blocks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece of a large table, whatever the file; a packed matrix comes whole."""
+    monkeypatch.setattr(cuda_weights, "PIECE", 1 << 12)
+    large = {"vocab_size": 4096, "tie_word_embeddings": True}
+    if form == "gptq":
+        path = write_packed(tmp_path / "m", intermediate_size=1024, **large).folder
+    else:
+        path = write_tiny_gguf(tmp_path / "m.gguf", quant=form, hidden_size=64, head_dim=16, **large)
+    with open_weights(path) as weights:
+        limit, device = host_bytes(weights, keep_blocks), torch.device("cpu")
+        for traced in (False, True):  # the first time imports
+            with Copier(device) as copier:
+                if traced:
+                    tracemalloc.start()
+                try:
+                    load_model(weights, device, torch.float16, keep_blocks=keep_blocks, positions=8, sink=copier.place)
+                    peak = tracemalloc.get_traced_memory()[1]
+                finally:
+                    tracemalloc.stop()
+    assert peak <= limit + (64 << 10)  # Python's own
+    if form != "gptq":
+        assert limit < 4 * 4096 * 64 / 4  # a quarter of the embedding in float32
+
+
+def test_reading_is_planned_where_the_host_has_the_same_memory(model: Path) -> None:
+    with open_weights(model) as weights:
+        shared, apart = (footprint(weights, "cuda", "exact", unified=unified) for unified in (True, False))
+        assert isinstance(shared, CudaFootprint)
+        assert shared.reading == host_bytes(weights, keep_blocks=True) > 0
+    assert shared.slot(64) - apart.slot(64) == shared.reading + BUFFERS * staging_bytes(64)
+    assert shared.beside(64)["workspace"] >= shared.reading
 
 
 def test_half_precision_is_planned_as_such(model: Path) -> None:

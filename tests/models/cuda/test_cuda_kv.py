@@ -128,17 +128,12 @@ def test_memory_of_texts_that_are_over_goes_back(folders: list[Path], monkeypatc
     assert decoder.pool.nbytes == 2 * slab
     assert pool.shrink(pool.block_bytes)
     assert decoder.pool.nbytes == slab
-    seen = {decoder.growth}
     alone = decoder.new_cache(240)
     decoder.forward(TOKENS * 4, alone, logits=0)
     grown = decoder.pool.nbytes
-    seen.add(decoder.growth)
     del alone
     decoder.trim()
     assert slab == decoder.pool.nbytes < grown
-    seen.add(decoder.growth)
-    decoder.new_cache(240).reserve(240)
-    assert decoder.growth not in seen  # graphs of torch's references knew slabs that are gone
 
 
 def test_a_sequence_that_is_collected_takes_no_lock(folders: list[Path]) -> None:

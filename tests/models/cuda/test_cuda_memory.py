@@ -14,10 +14,12 @@ import pytest
 
 from drafts.base import LoadCancelled
 from drafts.standalone import Checkpoint, StandaloneDraft
+from edgespec.config import RuntimeConfig
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation
 from edgespec.decoding.session import Session
 from edgespec.errors import ModelError
+from edgespec.loading import prepare_steps
 from edgespec.memory.slots import MemorySlot
 from edgespec.memory.working_set import WorkingSet
 from edgespec.models.cuda.decoder import CudaDecoder
@@ -28,6 +30,7 @@ from edgespec.models.weights.opening import open_weights
 from edgespec.models.weights.quantised import Layout, Mode
 from predictor.planner import FixedPlanner
 from tests.models.cuda.common import TOKENS, answer, load
+from tests.models.cuda.scripted_capture import ScriptedCapture
 from tests.support.tiny import write_tiny
 
 # Slots
@@ -306,3 +309,28 @@ def test_a_draft_without_memory_is_given_up(folders: list[Path]) -> None:
     assert status.reason is not None
     assert "error 12" in status.reason
     assert not status.active
+
+
+def test_a_target_without_memory_for_graphs_does_without(folders: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    """At its start, after one warning; what rounds then take is theirs to get."""
+    plain = answer(load(folders[0]), folders[0], [], 0).result.token_ids
+    decoder = load(folders[0])
+    decoder.graphs._capture = ScriptedCapture(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"))
+    prepare_steps(RuntimeConfig(model="tiny"), decoder)
+    assert not decoder.graphs.enabled
+    assert [record.getMessage() for record in caplog.records] == [
+        "CUDA graphs are not used, each step is launched kernel by kernel (slow): "
+        "there is no memory to capture them (CUDA out of memory. Tried to allocate 2.00 GiB.)"
+    ]
+    assert answer(decoder, folders[0], [], 0).result.token_ids == plain
+
+
+def test_a_target_whose_kernels_are_broken_does_not_start(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = load(folders[0])
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(decoder, "_try_long", broken)
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        prepare_steps(RuntimeConfig(model="tiny"), decoder)

@@ -16,7 +16,6 @@ from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation
 from edgespec.decoding.session import Session
 from edgespec.errors import ModelError
-from edgespec.models.cuda import looks
 from edgespec.models.reference.decoder import TorchDecoder
 from edgespec.models.tokenizer import load_tokenizer
 from edgespec.models.weights.opening import open_weights
@@ -30,20 +29,6 @@ def plain(folders: list[Path]) -> list[int]:
     with open_weights(folders[0]) as weights:
         decoder: Any = TorchDecoder(weights, device="cpu")
     return list(answer(decoder, folders[0], [], 0).result.token_ids)
-
-
-@pytest.fixture
-def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of each copy to the host."""
-    copied: list[int] = []
-    look = looks.look
-
-    def watched(tensor: torch.Tensor) -> Any:
-        copied.append(tensor.nbytes)
-        return look(tensor)
-
-    monkeypatch.setattr(looks, "look", watched)
-    return copied
 
 
 def drafts_of(folders: list[Path], *names: str) -> list[Any]:

@@ -120,6 +120,23 @@ def test_each_sequence_gets_the_bits_of_a_forward_alone(files, name, weight_form
             twins.crop()
 
 
+@pytest.mark.parametrize("width", [33, 65, 97, 129])
+@pytest.mark.parametrize(
+    ("name", "weight_format"), [("llama", "float32"), ("qwen3-mixed-windows", "int8"), ("Q4_1", "exact")]
+)
+def test_the_last_row_of_a_piece_is_not_computed_alone(files, name, weight_format, width):
+    """Attention takes 32 rows at a time here, which would leave one: the bits of the same text cut elsewhere."""
+    decoder, rng = load(files[name], weight_format), np.random.default_rng(width)
+    texts = [rng.integers(3, 270, size).tolist() for size in (width, 1, width, 33)]
+    parts = [Part(tokens, decoder.new_cache(len(tokens)), None, True) for tokens in texts]
+    outputs = [(output.logits.copy(), output.hidden.copy()) for output in decoder.forward_batch(parts)]
+    for tokens, (logits, hidden) in zip(texts, outputs, strict=True):
+        cache, pieces = decoder.new_cache(), [tokens[:-2], tokens[-2:]] if len(tokens) > 2 else [tokens]
+        alone = [(o.logits.copy(), o.hidden.copy()) for o in (decoder.forward(p, cache, hidden=True) for p in pieces)]
+        assert_same(logits, np.concatenate([rows for rows, _hidden in alone]), weight_format)
+        assert_same(hidden, np.concatenate([rows for _logits, rows in alone]), weight_format)
+
+
 @pytest.mark.parametrize("slots", [2, 4, 16])
 def test_every_number_of_slots(files, slots):
     decoder, rng = load(files["qwen3-mixed-windows"], "int8", slots=slots), np.random.default_rng(1)

@@ -64,17 +64,39 @@ def test_logits_do_not_depend_on_how_tokens_are_cut(files, kind, weight_format):
             np.testing.assert_array_equal(pieces, whole)
 
 
-def test_a_single_row_computed_alone_would_differ(files, monkeypatch):
-    """Why the decoder adds a row: without it the check above fails (float32: other kernels for one row)."""
+@pytest.mark.parametrize("width", [33, 65, 97, 129])
+@pytest.mark.parametrize(
+    ("kind", "weight_format"),
+    [("F32", "float32"), ("F32", "int8"), ("Q4_0", "exact"), ("Q4_1", "exact"), ("Q8_0", "exact")],
+)
+def test_the_last_row_of_a_longer_call_is_not_computed_alone_either(files, kind, weight_format, width):
+    """Attention takes 32 rows at a time here (two head sizes), which would leave one; also with room for no more."""
+    with open_weights(files[kind]) as weights:
+        decoder = OnnxDecoder(weights, weight_format=weight_format, threads=2)
+    tokens = np.random.default_rng(width).integers(3, 270, width + 5).tolist()
+    cut = rows(decoder, tokens, [5, width - 2, 2])
+    cache = decoder.new_cache(width + 5)
+    first = decoder.forward(tokens[:5], cache).logits.copy()
+    output = decoder.forward(tokens[5:], cache, hidden=True)
+    assert cache.length == cache.capacity
+    assert output.hidden.shape == (width, 64)
+    whole = np.concatenate([first, output.logits])
+    if weight_format == "float32":
+        np.testing.assert_allclose(whole, cut, atol=1e-5)
+    if "avx512_vnni" in cpu_flags():
+        np.testing.assert_array_equal(whole, cut)
+
+
+@pytest.mark.parametrize("size", [1, 33])
+def test_a_row_computed_alone_would_differ(files, monkeypatch, size):
+    """Why the decoder adds a row: without it the checks above fail (float32: other kernels for one row)."""
     if "avx512_vnni" not in cpu_flags():
         pytest.skip("the kernels of this processor were not looked at")
-    import edgespec.models.onnx.binding as module
-
-    monkeypatch.setattr(module, "max", lambda *numbers: numbers[0] if numbers[-1] == 2 else max(numbers), raising=False)
+    monkeypatch.setattr("edgespec.models.onnx.binding.with_company", lambda count: count)
     with open_weights(files["F32"]) as weights:
         decoder = OnnxDecoder(weights, weight_format="float32", threads=1)
     tokens = np.random.default_rng(0).integers(3, 270, 200).tolist()
-    assert (rows(decoder, tokens, [1]) != rows(decoder, tokens, [200])).any()
+    assert (rows(decoder, tokens, [size]) != rows(decoder, tokens, [200])).any()
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
@@ -101,7 +123,7 @@ def test_hidden_states_are_what_the_head_sees(files):
     with open_weights(files["F32"]) as weights:
         decoder = OnnxDecoder(weights, weight_format="float32", threads=1)
         head = weights.read("lm_head.weight")
-    for tokens in (PROMPT, PROMPT[:1]):
+    for tokens in (PROMPT, PROMPT[:1], (PROMPT * 3)[:33]):
         output = decoder.forward(tokens, decoder.new_cache(), hidden=True)
         assert output.hidden is not None
         assert output.hidden.shape == (len(tokens), 64)

@@ -15,7 +15,7 @@ from edgespec.models.onnx.linear import load_blocks
 from edgespec.models.weights.opening import open_weights
 from edgespec.models.weights.quantised import Layout
 from tests.support.engines import load
-from tests.support.packed import SHAPE, Packed, write_packed
+from tests.support.packed import SHAPE, VARIANTS, Packed, write_packed
 from tests.support.tiny import write_tiny
 
 CUTS = ((0, 1), (1, 1), (2, 5), (7, 1), (8, 52))
@@ -25,21 +25,6 @@ UP = "model.layers.1.mlp.up_proj"
 def cpu_flags() -> str:
     info = Path("/proc/cpuinfo")
     return info.read_text() if info.exists() else ""
-
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "gptq": {},
-    "gptq, groups of 64": {"group": 64},
-    "gptq, groups of 128": {"group": 128},
-    "gptq, one group": {"group": -1},
-    "gptq, symmetric": {"symmetric": True},
-    "gptq v2": {"version": "gptq_v2"},
-    "gptq, 8 bits": {"bits": 8},
-    "gptq, 8 bits, symmetric": {"bits": 8, "symmetric": True, "group": 128},
-    "gptq, qwen2": {"architecture": "qwen2"},
-    "awq": {"method": "awq"},
-    "awq, groups of 128": {"method": "awq", "group": 128, "tie_word_embeddings": True},
-}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -62,7 +47,7 @@ def test_the_numbers_are_those_that_were_packed(tmp_path: Path, variant: str) ->
         ({"symmetric": True, "group": 64}, Layout(4, 64, "symmetric")),
         ({"group": -1}, Layout(4, 128, "zeros")),
         ({"bits": 8, "symmetric": True}, Layout(8, 32, "symmetric")),
-        ({"bits": 8}, Layout(8, 32, "shift")),
+        ({"bits": 8}, Layout(8, 32, "shift", 4)),
     ],
 )
 def test_the_simplest_form_that_says_the_same(tmp_path: Path, options: dict[str, Any], layout: Layout) -> None:

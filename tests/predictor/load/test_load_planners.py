@@ -328,3 +328,23 @@ def test_tetris_takes_the_likeliest_tokens_under_its_rows(rows: int) -> None:
         sum(expected(s, g) - 1 for s, g in zip(sequences, tried)) for tried in everything if 4 + sum(tried) <= rows
     )
     assert sum(chances) == pytest.approx(best)
+
+
+def test_a_planner_that_never_drafts_teaches_the_others_nothing_of_what_a_batch_takes_besides() -> None:
+    """Drafts are not looked at for it, so its batches take less besides; the table is one for all planners."""
+    costs = flat()
+    seen = view([running(0)])
+    none, fixed = make_load_planner("none", costs, drafts()), make_load_planner("fixed:1", costs, drafts())
+
+    def batch(planner: Any, besides: float) -> None:
+        made = outcome(seen, planner.lengths(seen), costs)
+        planner.observe(made._replace(seconds=made.seconds + besides))
+
+    batch(none, 0.001)
+    assert costs.overhead > 0, "better than nothing"
+    for _ in range(200):
+        batch(fixed, 0.004)
+    known = costs.overhead
+    for _ in range(200):
+        batch(none, 0.0)
+    assert costs.overhead == known

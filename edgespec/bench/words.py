@@ -1,0 +1,17 @@
+"""Counts in sentences."""
+
+from __future__ import annotations
+
+
+def counted(count: int, what: str, many: str = "") -> str:
+    """ "1 question", "2 questions". many: the plural, if it is not with an s alone."""
+    return f"{count:,} {what if count == 1 else many or f'{what}s'}"
+
+
+def are(count: int) -> str:
+    """The verb after such a count."""
+    return "is" if count == 1 else "are"
+
+
+def were(count: int) -> str:
+    return "was" if count == 1 else "were"
