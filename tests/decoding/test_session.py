@@ -12,7 +12,7 @@ from drafts import NgramDraft
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation
 from edgespec.decoding.session import DraftStatus
-from edgespec.errors import DraftError, ModelError, PromptError
+from edgespec.errors import DraftError, EdgespecError, ModelError, PromptError
 from tests.support.scripted import (
     TOKENS,
     ScriptedDraft,
