@@ -133,7 +133,7 @@ class Server(uvicorn.Server):
         self._log = log
         self._ready = ready
         self._deadline, self._last = float("inf"), _LAST_SECONDS
-        self._cancelled = False
+        self._told = self._cancelled = False
         self.signals = 0
         app.connections = lambda: len(self.server_state.connections)
 
@@ -181,6 +181,11 @@ class Server(uvicorn.Server):
                 self._log(f"the grace is over: cancelling {running} answers")
             self._cancelled = True
             self._app.answering.cancel_all(SHUTDOWN)  # each time: one that was still encoded comes later
+        elif not self._told:
+            self._told = True
+            self._log(
+                f"answers that still run: {running}; waiting up to {-over:.0f} s, another signal (Ctrl-C) ends them now"
+            )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.force_exit:

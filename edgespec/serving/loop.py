@@ -75,6 +75,7 @@ class ServingLoop:
     ) -> None:
         self._host, self._runner, self._queue, self._most = host, runner, queue, most
         self.actives: list[Active] = []
+        queue.free = most
         self.totals = Totals()
         self.watchers = tuple(watchers)
         self._closing = False
@@ -181,6 +182,7 @@ class ServingLoop:
             except BaseException as error:
                 if isinstance(error, NoRoom) and self.actives:
                     self._blocked = True  # until those that run make room; nobody overtakes
+                    self._queue.free = 0
                     return
                 if self._queue.take(request):
                     self.totals.failed += 1
@@ -202,6 +204,7 @@ class ServingLoop:
                 self.totals.failed += status == "failed"
                 self.totals.cancelled += status == "cancelled"
         self.actives = [active for active in self.actives if not active.over]
+        self._queue.free = self._most - len(self.actives)
 
 
 def _closed() -> EdgespecError:

@@ -21,7 +21,8 @@ class RequestQueue:
 
     `wake` takes no lock, so that signal handlers and destructors may call it (see `request`).
 
-    most: of requests that may wait. clock: seconds. thread: the serving one, which the loop enters.
+    most: of requests that may wait. clock: seconds. thread: the serving one, which the loop enters. free: how many more
+    could run now, so that they need not wait; the loop keeps it up to date.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,6 +30,7 @@ class RequestQueue:
         self._lock = threading.RLock()  # a signal handler may submit while its thread does
         self._bell: SimpleQueue[None] = SimpleQueue()
         self.thread: threading.Thread | None = None
+        self.free = 0
         self._waiting: deque[Request] = deque()
         self._closed = False
         self._last: float | None = None  # when a place became free
@@ -42,7 +44,7 @@ class RequestQueue:
         with self._lock:
             if self._closed:
                 raise EdgespecError("the engine is closed: make a new one with Engine.from_pretrained")
-            if len(self._waiting) >= self._most:
+            if len(self._waiting) >= self._most + self.free:
                 raise QueueFullError(
                     f"{len(self._waiting)} requests wait already, which is all that may (max_queue): "
                     f"try again in {self._retry_after:.1f} s",

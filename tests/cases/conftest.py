@@ -1,7 +1,8 @@
-"""Working sets over drafts that read real files."""
+"""Working sets over drafts that read real files, and a home of its own for the command line."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,3 +31,15 @@ def open_set() -> Iterator[Callable[..., WorkingSet]]:
     yield build
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings and files of this test only, and a terminal that knows colours."""
+    for name in [name for name in os.environ if name.startswith("EDGESPEC_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("NO_COLOR", "PYTHONIOENCODING", "PYTHONUNBUFFERED"):
+        monkeypatch.delenv(name, raising=False)

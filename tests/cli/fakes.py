@@ -12,6 +12,8 @@ from edgespec.engine import DraftInfo
 from edgespec.errors import DraftError
 from edgespec.results import GenerationResult, GenerationStats, TextDelta, TokenLogprob
 
+FAKE = "tests.cli.fake_main"  # the module that runs the command line on this engine in a process of its own
+
 
 @dataclasses.dataclass
 class Script:

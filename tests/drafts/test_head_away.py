@@ -18,16 +18,9 @@ from drafts.head_session import HeadSession
 from drafts.load_now import OwnSlot, Unhindered
 from drafts.states import HiddenStates
 from edgespec.errors import DraftError
-from edgespec.models.onnx import linear as onnx_linear
-from tests.drafts.test_head import BEST, TOKENS, toy, vocab_of
+from tests.support.head_talk import BEST, TOKENS, toy, vocab_of
 from tests.support.scripted import ToyDecoder
 from tests.support.tiny_head import load_into, random_head, stored_head, tiny_spec
-
-
-@pytest.fixture
-def float_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Activations are not rounded to 8 bits, so that no near tie is decided by how many rows a call has."""
-    monkeypatch.setattr(onnx_linear, "_INT8_ACTIVATIONS", 0)
 
 
 class Text:

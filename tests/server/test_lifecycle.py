@@ -81,6 +81,7 @@ def test_what_is_still_encoded_is_waited_for(start: Start, monkeypatch: pytest.M
     assert began.wait(10)
     server.server.handle_exit(signal.SIGTERM, None)
     server.thread.join(0.5)  # several ticks
+    assert server.lines == ["answers that still run: 1; waiting up to 60 s, another signal (Ctrl-C) ends them now"]
     go.set()
     thread.join(10)
     assert answers[0].status == 200

@@ -11,7 +11,7 @@ import pytest
 from drafts.ngram import NgramDraft
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation
-from edgespec.errors import EdgespecError, QueueFullError
+from edgespec.errors import EdgespecError
 from edgespec.serving.request import Request
 from predictor import AutoPlanner, FixedPlanner
 from predictor.catch_up import FREELY, PIECE
@@ -219,24 +219,7 @@ def test_what_does_not_even_fit_alone_fails_instead_of_waiting_for_ever() -> Non
         request.result(WAIT)
 
 
-# The queue
-
-
-def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
-    stage = Stage(most=1, queue=2)
-    stage.gate.clear()
-    with stage.serving():
-        first = stage.submit(PROMPT, max_new_tokens=3)
-        while stage.admitted != [first.id]:
-            threading.Event().wait(0.001)
-        more = [stage.submit(PROMPT, max_new_tokens=3) for _ in range(2)]
-        with pytest.raises(QueueFullError, match="2 requests wait already") as caught:
-            stage.submit(PROMPT, max_new_tokens=3)
-        assert 0 < caught.value.retry_after_s <= 60
-        stage.gate.set()
-        for request in (first, *more):
-            assert len(request.result(WAIT).token_ids) == 3
-        assert len(stage.submit(PROMPT, max_new_tokens=3).result(WAIT).token_ids) == 3
+# Deadlines
 
 
 def test_a_deadline_ends_what_waits_and_what_runs() -> None:

@@ -18,6 +18,11 @@ from tests.support.runs import MACHINE, SETTINGS
 
 END = 99  # the end token
 Script = Callable[[list[int], int], dict[str, Any]]
+# The question file of the command's tests.
+LINES = [
+    {"question_id": 81, "category": "coding", "turns": ["the hen and the hen", "and in the"]},
+    {"question_id": 401, "category": "math_reasoning", "turns": ["he ran in the an"]},
+]
 
 
 class FakeTexts:
@@ -175,3 +180,28 @@ def refusing(fakes: Fakes, name: str, op: str, reply: Any) -> None:
         return worker
 
     fakes.start = start  # type: ignore[method-assign]
+
+
+def command_limit() -> int:
+    """Warm-up answers are longer than those of these tests."""
+    return 16
+
+
+class Workers:
+    """In place of real processes. asked: (arm, prompt ids); after `stop_after` answers comes Ctrl-C."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.asked: list[tuple[str, tuple[int, ...]]] = []
+        self.made: list[FakeArm] = []
+        self._stop_after = stop_after
+
+    def __call__(self, name: str, *, threads: int) -> FakeArm:
+        def script(prompt: list[int], limit: int) -> dict[str, Any]:
+            if limit < command_limit():
+                if self._stop_after is not None and len(self.asked) >= self._stop_after:
+                    raise KeyboardInterrupt
+                self.asked.append((name, tuple(prompt)))
+            return answering(ids=(105, 106, 107))(prompt, limit)
+
+        self.made.append(FakeArm(name, script))
+        return self.made[-1]
