@@ -12,7 +12,7 @@ import pytest
 from drafts import NgramDraft
 from drafts.base import InvalidLogits, Proposal
 from edgespec.decoding.session import DraftStatus
-from edgespec.errors import DraftError, ModelError
+from edgespec.errors import DraftError, EdgespecError, ModelError
 from tests.support.scripted import (
     PROMPT,
     ScheduledPlanner,
@@ -60,9 +60,10 @@ def test_a_failing_draft_is_named_once_given_up_and_counted_as_nothing(
     assert len(draft.calls) == asked
     (message,) = warnings(caplog)
     assert "broken" in message
-    assert type(error).__name__ in message
+    said = str(error) if isinstance(error, EdgespecError) else type(error).__name__
+    assert said in message
     assert str(error) in message
-    assert str(chat.statuses["broken"]).startswith(f"failed: {type(error).__name__}")
+    assert str(chat.statuses["broken"]).startswith(f"failed: {said}")
     assert result.stats.draft_share == {"broken": 0, "plain": 39}
     assert (result.stats.proposed_tokens, result.stats.accepted_tokens, result.stats.acceptance_rate) == (0, 0, 0.0)
     assert result.stats.fallback_share == 0
