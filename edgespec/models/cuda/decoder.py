@@ -104,6 +104,11 @@ class CudaDecoder:
         spec = self.spec
         return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * self.dtype.itemsize
 
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the slabs of keys and values that are there now."""
+        return 0 if self._closed else self.pool.nbytes
+
     def prepare_steps(self, widths: Iterable[int]) -> None:
         """Capture steps of one sequence of these widths, and of the widest, which takes all that lie between.
 

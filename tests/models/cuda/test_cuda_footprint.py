@@ -90,7 +90,7 @@ def test_a_target_takes_no_more_than_was_planned(model: Path, positions: int, we
     decoder.forward([2] * min(positions, 16), kept)
     assert decoder.model.nbytes <= size.weights
     assert decoder.position_bytes == size.position
-    assert decoder.pool.nbytes == size.cache(positions)
+    assert decoder.kv_bytes == decoder.pool.nbytes == size.cache(positions)  # nothing is to come any more
     taken = sum(nbytes for place, nbytes in held_storages().items() if place not in before)
     parts = size.beside(positions)
     assert taken <= size.weights + size.cache(positions) + sum(parts.values())
