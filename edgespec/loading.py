@@ -26,7 +26,7 @@ from edgespec.models.base import Decoder
 from edgespec.models.batching import wait_for
 from edgespec.models.build import CUDA_FORMATS, build_decoder, cuda_works
 from edgespec.models.cpu import usable_threads
-from edgespec.models.footprint import Footprint, footprint, position_bytes
+from edgespec.models.footprint import Footprint, footprint
 from edgespec.models.tokenizer import Tokenizer, load_tokenizer
 from edgespec.models.weights.opening import WeightFile, open_weights
 from predictor.costs import CostTable
@@ -62,7 +62,7 @@ class Target:
     @property
     def position_bytes(self) -> int:
         """Bytes of keys and values of one position, in the precision that the engine keeps them in."""
-        return int(getattr(self.decoder, "position_bytes", position_bytes(self.decoder.spec)))
+        return int(getattr(self.decoder, "position_bytes", self.decoder.spec.position_bytes()))
 
     @property
     def to_come(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -39,6 +39,18 @@ class TextDelta:
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
+class DraftTally(NamedTuple):
+    """What came of one draft's blocks. blocks: how many it proposed; first: of these, the ones whose first token stood.
+
+    proposed, accepted: tokens, counted as in GenerationStats.
+    """
+
+    blocks: int = 0
+    first: int = 0
+    proposed: int = 0
+    accepted: int = 0
+
+
 @dataclass(slots=True)
 class GenerationStats:
     """Counters and seconds of one request. Decode figures leave out prefill; load times count completion.
@@ -50,6 +62,7 @@ class GenerationStats:
     acceptance_rate: accepted / proposed draft tokens; acceptance_by_position[i]: accepted share of the proposals that
     reached position i; tries_by_position[i]: how many those were.
     draft_share: rounds by draft name ("plain" = no draft was used).
+    by_draft: what came of the blocks of each draft that proposed any.
     gamma_histogram: rounds by planned gamma, after the limit on new tokens; 0 = plain step.
     peak_memory_bytes: of the process since it started.
     fallback_share: share of rounds in which the draft that the policy wanted most could not run, because it was not
@@ -81,6 +94,7 @@ class GenerationStats:
     acceptance_by_position: list[float] = field(default_factory=list)
     tries_by_position: list[int] = field(default_factory=list)
     draft_share: dict[str, int] = field(default_factory=dict)
+    by_draft: dict[str, DraftTally] = field(default_factory=dict)
     fallback_share: float = 0.0
     switches: int = 0
     loads: int = 0

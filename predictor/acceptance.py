@@ -12,7 +12,7 @@ _EXPECTED_TRIES = 14.0  # weight of an expectation for this very text, against t
 _FRESH = 0.3  # what the recent past counts when another text begins
 _FOREIGN = 0.1  # the same, where there is an expectation for the other text
 _MOST = 0.98
-_HOPELESS = 0.01  # a token that is reached and right more rarely is not worth the arithmetic
+_LAST_CHANCE = 0.01  # a token that is reached and right more rarely is the last one whose worth is worked out
 _FALLEN, _FALLEN_TRIES = 0.5, 3.0
 
 
@@ -137,7 +137,7 @@ class Acceptance:
                 reached *= rate
                 expected += reached
                 tokens.append(expected)
-                if reached < _HOPELESS:
+                if reached < _LAST_CHANCE:
                     break
         return self._tokens
 

@@ -88,6 +88,9 @@ class TraceHeader:
         names = [draft.name for draft in header.drafts]
         if len(set(names)) < len(names) or not all(isinstance(name, str) and name for name in names):
             raise ValueError("its drafts need names of their own")
+        for draft in header.drafts:
+            if not isinstance(draft.free, bool) or not (draft.expected is None or 0 <= draft.expected <= 1):
+                raise ValueError(f"draft {draft.name} has an acceptance of {draft.expected!r}, free is {draft.free!r}")
         if not isinstance(header.target, dict) or not isinstance(header.target.get("fingerprint"), str):
             raise ValueError("its target has no fingerprint")
         return header
@@ -260,6 +263,11 @@ class TraceWriter:
         entry = _Entry(text.key, text.name, text.domain, file, len(content), digest)
         self._index.entries[text.key] = entry
         self._write_index()
+
+    @property
+    def costs(self) -> Mapping[str, Any]:
+        """What was measured on this device; empty until then."""
+        return self._index.costs
 
     def set_costs(self, costs: Mapping[str, Any]) -> None:
         """Keep what was measured on this device: JSON values."""

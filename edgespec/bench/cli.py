@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ DEFAULT_MODEL = "smollm2-135m"
 
 
 def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
+    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < 1:
         raise argparse.ArgumentTypeError(f"wants a whole number from 1 up, not '{text}'")
     return int(text)
 
@@ -105,6 +106,8 @@ def _add_common(parser: argparse.ArgumentParser, threads: int | None) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run one of them; returns the exit code (1: something in it has an error; 130: interrupted)."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding has not is an escape, and no error after hours
+        sys.stdout.reconfigure(errors="backslashreplace")
     if args.bench == "record":
         return record_command.run(args, no_progress if args.quiet else progress)
     if args.bench == "report":

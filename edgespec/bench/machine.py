@@ -27,6 +27,8 @@ PACKAGES = (
 )
 # Variables that change how fast, or with how many threads, the engines run.
 PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ORT_", "GGML_", "EDGESPEC_", "MALLOC_")
+# Commands are shown to others with what was measured; these hold secrets (EDGESPEC_API_KEY of the server).
+SECRETS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
 
 
 def describe(threads: int) -> dict[str, Any]:
@@ -80,7 +82,9 @@ def _cpu_name() -> str:
 def command_line(arguments: Sequence[str]) -> str:
     """A command as one can type it again, with the variables that matter in front."""
     variables = [
-        f"{name}={shlex.quote(value)}" for name, value in sorted(os.environ.items()) if name.startswith(PREFIXES)
+        f"{name}={shlex.quote(value)}"
+        for name, value in sorted(os.environ.items())
+        if name.startswith(PREFIXES) and not name.endswith(SECRETS)
     ]
     return " ".join([*variables, shlex.join(arguments)])
 

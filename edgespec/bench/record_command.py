@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgespec.bench.record import Recorder
     from edgespec.decoding.session import Session
     from edgespec.engine import Engine
-    from edgespec.evaluation.prompts import Item
+    from edgespec.evaluation.prompts import Item, Skipped
     from predictor.traces import TraceDraft, TraceHeader
 
 HELP = "traces for a ranker: every draft scored at every position of the target's own answers"
@@ -30,6 +30,7 @@ DESCRIPTION = (
 )
 INTERRUPTED = 130
 MOST_GAMMA = 16
+MOST_SHOWN = 10  # lines that are left out
 
 
 def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) -> None:
@@ -85,7 +86,8 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
 
     if args.gamma_max > MOST_GAMMA or args.max_new_tokens < 2:
         raise ConfigError(f"--gamma-max must be at most {MOST_GAMMA}, and --max-new-tokens at least 2.")
-    everything, _ = read_prompts(args.prompts, domain=args.domain)
+    everything, unread = read_prompts(args.prompts, domain=args.domain)
+    _left_out(args, unread)
     items = limited(everything, args.limit) if args.last is None else last_of_each(everything, args.last)
     config = configured_drafts(args)
     with LazyProgress(enabled=not args.quiet, message=f"loading {config.model} ...") as loading:
@@ -93,9 +95,21 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
     with engine:
         try:
             recorder = prepare(args, engine)
-            return _record_all(args, recorder, items, progress)
+            return _record_all(args, recorder, items, unread, progress)
         except TraceError as error:
             raise ConfigError(f"{error}.") from error
+
+
+def _left_out(args: argparse.Namespace, skipped: Sequence[Skipped]) -> None:
+    """Name lines or prompts that cannot be used; the command's last line counts all of them."""
+    from edgespec.cli.terminal import stderr
+
+    if args.quiet:
+        return
+    for one in skipped[:MOST_SHOWN]:
+        stderr().line(f"left out: {one}")
+    if len(skipped) > MOST_SHOWN:
+        stderr().line(f"and {len(skipped) - MOST_SHOWN} more")
 
 
 def last_of_each(items: Sequence[Item], most: int) -> list[Item]:
@@ -202,11 +216,14 @@ def _manifests(engine: Engine) -> dict[str, Manifest]:
 
 
 def _record_all(
-    args: argparse.Namespace, recorder: Recorder, items: Sequence[Item], progress: Callable[[int], Any]
+    args: argparse.Namespace,
+    recorder: Recorder,
+    items: Sequence[Item],
+    unread: Sequence[Skipped],
+    progress: Callable[[int], Any],
 ) -> int:
     from edgespec.cli.terminal import stderr
 
-    before = len(recorder.writer)
     if recorder.writer.damaged:
         stderr().line(f"{len(recorder.writer.damaged)} damaged texts are recorded anew")
     begin = time.monotonic()
@@ -216,7 +233,7 @@ def _record_all(
                 say(f"{item.domain} {item.name}"[:40])
                 recorder.add(item)
                 advance(1)
-            if recorder.recorded or not before:
+            if len(recorder.writer) and (recorder.recorded or not recorder.writer.costs):
                 say("costs")
                 recorder.writer.set_costs(recorder.measure(_load_seconds(recorder.drafts)))
     except KeyboardInterrupt:
@@ -226,7 +243,8 @@ def _record_all(
         return INTERRUPTED
     if not len(recorder.writer):
         raise PromptError(f"No prompt could be used. The first: {recorder.skipped[0]}.")
-    _report(args, recorder, time.monotonic() - begin)
+    _left_out(args, recorder.skipped)
+    _report(args, recorder, len(unread), time.monotonic() - begin)
     return 0
 
 
@@ -249,7 +267,7 @@ def _load_seconds(drafts: Sequence[Draft]) -> Callable[[str], float | None]:
     return load
 
 
-def _report(args: argparse.Namespace, recorder: Recorder, seconds: float) -> None:
+def _report(args: argparse.Namespace, recorder: Recorder, unread: int, seconds: float) -> None:
     if args.quiet:
         return
     made, parts = recorder.recorded, recorder.seconds
@@ -260,6 +278,6 @@ def _report(args: argparse.Namespace, recorder: Recorder, seconds: float) -> Non
         )
     print(
         f"{recorder.writer.folder}: {counted(len(recorder.writer), 'text')}, {made} of them new{each}; "
-        f"{counted(len(recorder.skipped), 'prompt')} skipped",
+        f"{counted(unread + len(recorder.skipped), 'prompt')} skipped",
         file=sys.stderr,
     )

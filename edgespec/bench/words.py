@@ -15,3 +15,7 @@ def are(count: int) -> str:
 
 def were(count: int) -> str:
     return "was" if count == 1 else "were"
+
+
+def do(count: int) -> str:
+    return "does" if count == 1 else "do"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from edgespec.results import GenerationStats
+from edgespec.results import DraftTally, GenerationStats
 from predictor.planner import Plan
 
 TO_SECONDS = 1e-9
@@ -81,6 +82,8 @@ class Counts:
         if draft is not None:
             s.switches += self._previous not in (None, draft)
             self._previous = draft
+            blocks, first, proposed, accepted = s.by_draft.get(draft, DraftTally())
+            s.by_draft[draft] = DraftTally(blocks + 1, first + (stood > 0), proposed + judged, accepted + stood)
             while len(self._tried) < judged:
                 self._tried.append(0)
                 self._stood.append(0)
@@ -100,9 +103,9 @@ class Counts:
         s.draft_share, s.gamma_histogram = dict(s.draft_share), dict(s.gamma_histogram)
         s.new_tokens = len(drafts)
         s.round_tokens = first_of(s.round_tokens, max(s.new_tokens - 1, 0))
-        taken_back = s.accepted_tokens - sum(draft is not None for draft in drafts)
-        s.accepted_tokens -= taken_back
-        s.proposed_tokens -= taken_back
+        s.by_draft = _kept(s.by_draft, Counter(draft for draft in drafts if draft is not None))
+        s.proposed_tokens = sum(tally.proposed for tally in s.by_draft.values())
+        s.accepted_tokens = sum(tally.accepted for tally in s.by_draft.values())
         s.decode_seconds = (self._last - self._first) * TO_SECONDS
         s.tokens_per_second = max(s.new_tokens - 1, 0) / s.decode_seconds if s.decode_seconds else 0.0
         s.prefill_tokens_per_second = self._prefilled / s.prefill_seconds if s.prefill_seconds else 0.0
@@ -112,6 +115,18 @@ class Counts:
         s.tries_by_position = [tried for tried in self._tried if tried]
         s.fallback_share = self._fallbacks / s.rounds if s.rounds else 0.0
         return s
+
+
+def _kept(tallies: Mapping[str, DraftTally], kept: Mapping[str, int]) -> dict[str, DraftTally]:
+    """With the guesses that are in the answer: a stop string took some back later, a broken round counted none.
+
+    kept: how many of each draft are in it.
+    """
+    found = {}
+    for draft in {**tallies, **kept}:
+        tally, accepted = tallies.get(draft, DraftTally()), kept.get(draft, 0)
+        found[draft] = tally._replace(proposed=tally.proposed - tally.accepted + accepted, accepted=accepted)
+    return found
 
 
 def first_of(counts: Iterable[int], total: int) -> list[int]:

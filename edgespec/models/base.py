@@ -53,14 +53,15 @@ class KVCache(Protocol):
     def crop(self, length: int) -> int:
         """Forget every position >= `length`; returns how many were dropped.
 
-        `length` > `self.length` is a ValueError.
+        Raises ValueError unless 0 <= `length` <= `self.length`.
         """
 
     def reserve(self, length: int) -> None:
         """Make the positions below `length` <= `capacity` writable; what is held stays as it is.
 
-        `forward` calls it before it writes; what it raises, `forward` raises. (A forward may also overwrite
-        the position after its last, beyond `length`: whoever shares memory between caches must not share that.)
+        Raises ModelError beyond the capacity. `forward` calls it before it writes; what it raises, `forward` raises.
+        (A forward may also overwrite the position after its last, beyond `length`: whoever shares memory between caches
+        must not share that.)
         """
 
 
@@ -166,9 +167,9 @@ class Decoder(Protocol):
         """Bytes of the weights in memory."""
 
     def new_cache(self, capacity: int | None = None) -> KVCache:
-        """An empty cache for one sequence; `capacity` defaults to the model's maximum.
+        """An empty cache for one sequence of `capacity` positions, at most (and by default) as many as the model has.
 
-        Several may live side by side.
+        Several may live side by side. Raises ValueError for a capacity below 1.
         """
 
     def new_pool(
@@ -177,7 +178,7 @@ class Decoder(Protocol):
         """Memory of `nbytes` for up to `sequences` at once, each of at most `context` positions.
 
         most_bytes: as far as the pool may ever grow, None = not at all. Raises MemoryBudgetError if `nbytes` are less
-        than one block.
+        than one block, ValueError for a context below 1.
         """
 
     def forward(
@@ -186,7 +187,8 @@ class Decoder(Protocol):
         """Append `tokens` (n >= 1) to the sequence in `cache` and return rows for its last `logits` positions.
 
         logits: None = all n, 0 = none (shape [0, vocab_rows]); hidden: also return hidden states of all n.
-        Raises ModelError if the tokens do not fit the cache, ValueError for ids outside the embedding.
+        Raises ModelError if the tokens do not fit the cache, ValueError for ids that the model does not have, for other
+        rows than 0 to n, and for a cache of another decoder; every engine in the same words (`models.checks`).
         If it raises, `cache.length` is as before.
         """
 
@@ -195,21 +197,23 @@ class Decoder(Protocol):
 
         Parts may differ in everything, a long piece of a prompt beside single tokens costs no padding. Any number of
         them if `batch_slots` is 1, else at most `batch_slots`. All outputs stay valid until the next forward.
-        Raises as `forward`, and ValueError for a cache that occurs twice or too many parts; `batching.PartError` says
-        which part cannot have memory. If it raises, every `cache.length` is as before.
+        Raises ValueError for a cache that occurs twice, and for too many parts if they cannot be several forwards. What
+        is wrong with one of several parts is a `batching.PartError`, which says with which; of a single part, what
+        `forward` raises. If it raises, every `cache.length` is as before.
         """
 
     def prepare_batch(self, slots: int) -> int:
         """Make `forward_batch` take up to `slots` (2, 4, 8 or 16) sequences in one forward.
 
         Returns the bytes of memory this took, again and again if called again; 0 where there is nothing to prepare.
-        1 gives them back. Raises ModelError if it cannot be made; then sequences run one after the other.
+        1 gives them back. Raises ValueError for other numbers, ModelError if it cannot be made; then sequences run one
+        after the other.
         """
 
     def embed(self, ids: Sequence[int]) -> FloatArray:
-        """The input embeddings of `ids`: float32 [n, hidden_size], as the first layer gets them.
+        """The input embeddings of `ids` (n >= 1): float32 [n, hidden_size], as the first layer gets them.
 
-        Raises ValueError for ids outside the embedding, ModelError if they cannot be read. May run beside a `forward`.
+        Raises ValueError as `forward`, ModelError if they cannot be read. May run beside a `forward`.
         """
 
     def head_rows(self, ids: Sequence[int]) -> FloatArray:
@@ -219,4 +223,4 @@ class Decoder(Protocol):
         """
 
     def close(self) -> None:
-        """Release the weights. Further calls raise."""
+        """Release the weights. Further calls raise ModelError, but for this one."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.models.base import Decoder, FloatArray, ForwardOutput, Part
 
+SLOTS = (1, 2, 4, 8, 16)  # sequences that a forward may be prepared for
+_Ready = TypeVar("_Ready")
+
 
 class PartError(ModelError):
-    """One part of a batch cannot have the memory that it needs, so nothing was computed; the others may run without it.
+    """One of several parts of a batch cannot run, so nothing was computed; the others may run without it.
 
-    part: its index. error: what its cache has raised, which is the cause too.
+    part: its index. error: what is wrong with it.
     """
 
     def __init__(self, part: int, error: EdgespecError) -> None:
@@ -19,30 +23,43 @@ class PartError(ModelError):
         self.part, self.error = part, error
 
 
-def check_distinct(parts: Sequence[Part]) -> None:
-    """Raises ValueError if a cache occurs twice: its positions would be written by both."""
-    if len({id(part.cache) for part in parts}) != len(parts):
-        raise ValueError("a batch may contain each cache only once")
+def ready_parts(parts: Sequence[Part], check: Callable[[Part], _Ready]) -> list[_Ready]:
+    """What `check` makes of each part; positions for all of their tokens are writable then.
 
-
-def reserve_parts(parts: Sequence[Part]) -> None:
-    """Make the positions writable that the parts will append. Raises PartError for the first one that cannot have them.
-
-    What a cache raises that is no EdgespecError (a device whose memory is out) is nobody's fault, and raised as it is.
+    check: raises ModelError or ValueError for a part that cannot run. Raises ValueError for a cache that occurs twice,
+    PartError for the first part that cannot run or whose cache refuses the positions; of a single part, the error
+    itself. What else a cache raises (a device whose memory is out) is no part's fault, and raised as it is.
     """
-    for index, part in enumerate(parts):
-        length = part.cache.length + len(part.tokens)
-        try:
-            if length <= part.cache.capacity:  # else the forward refuses it
-                part.cache.reserve(length)
-        except EdgespecError as error:
-            raise PartError(index, error) from error
+    if len({id(part.cache) for part in parts}) != len(parts):
+        raise ValueError("a batch may contain each cache only once: both parts would write the same positions")
+    ready = [_asked(parts, index, check) for index in range(len(parts))]
+    for index in range(len(parts)):
+        _asked(parts, index, _reserve)
+    return ready
 
 
-def one_after_another(decoder: Decoder, parts: Sequence[Part]) -> list[ForwardOutput]:
-    """`Decoder.forward_batch` by one forward for each part."""
-    check_distinct(parts)
-    reserve_parts(parts)
+def _asked(parts: Sequence[Part], index: int, ask: Callable[[Part], _Ready]) -> _Ready:
+    try:
+        return ask(parts[index])
+    except (EdgespecError, ValueError) as error:
+        if len(parts) == 1:
+            raise
+        raise PartError(index, error if isinstance(error, EdgespecError) else ModelError(str(error))) from error
+
+
+def _reserve(part: Part) -> None:
+    part.cache.reserve(part.cache.length + len(part.tokens))
+
+
+def check_slots(slots: int) -> None:
+    """Raises ValueError for a number of sequences that no forward is prepared for."""
+    if slots not in SLOTS:
+        raise ValueError(f"a batch has {', '.join(map(str, SLOTS[:-1]))} or {SLOTS[-1]} slots, not {slots}")
+
+
+def one_after_another(decoder: Decoder, parts: Sequence[Part], check: Callable[[Part], object]) -> list[ForwardOutput]:
+    """`Decoder.forward_batch` by one forward for each part. check: see `ready_parts`."""
+    ready_parts(parts, check)
     lengths = [part.cache.length for part in parts]
     try:
         return [decoder.forward(part.tokens, part.cache, logits=part.logits, hidden=part.hidden) for part in parts]

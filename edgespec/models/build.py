@@ -87,7 +87,7 @@ def build_decoder(
         if error.name != "torch":
             raise
         raise ConfigError(f'device {device!r} needs the package torch; install it or use device "cpu"') from error
-    return TorchDecoder(weights, device="cpu", positions=positions, threads=threads)
+    return TorchDecoder(weights, positions=positions, threads=threads)
 
 
 _INT8_BYTES = 1 + 4 / 32  # a number and its share of a block's scale

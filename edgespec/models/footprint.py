@@ -7,7 +7,6 @@ from importlib.util import find_spec
 
 from edgespec.errors import ConfigError
 from edgespec.models.build import planned_bytes
-from edgespec.models.spec import ModelSpec
 from edgespec.models.weights.opening import WeightFile
 
 WORKSPACE = 160 << 20  # the interpreter, ONNX Runtime's code and arena, and activations of a prefill chunk (measured)
@@ -50,11 +49,6 @@ class Footprint:
         return 0
 
 
-def position_bytes(spec: ModelSpec, itemsize: int = 4) -> int:
-    """Bytes of keys and values of one position, of numbers of `itemsize` bytes."""
-    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * itemsize
-
-
 def footprint(
     weights: WeightFile, device: str, weight_format: str, *, unified: bool = False, plain: bool | None = None
 ) -> Footprint:
@@ -65,7 +59,7 @@ def footprint(
     """
     nbytes = planned_bytes(weights, device, weight_format)
     if device != "cuda":
-        return Footprint(nbytes, position_bytes(weights.spec))
+        return Footprint(nbytes, weights.spec.position_bytes())
     try:
         from edgespec.models.cuda.footprint import CudaFootprint
         from edgespec.models.cuda.weights import host_bytes
@@ -75,7 +69,7 @@ def footprint(
         raise ConfigError('device "cuda" needs the package torch; install it or use device "cpu"') from error
     exact = weight_format == "exact"
     itemsize, reading = 2 if exact else 4, host_bytes(weights, keep_blocks=exact)
-    position = position_bytes(weights.spec, itemsize)
+    position = weights.spec.position_bytes(itemsize)
     return CudaFootprint(
         nbytes, position, weights.spec, itemsize, unified, without_triton() if plain is None else plain, reading
     )

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.models.base import FloatArray
 from edgespec.models.spec import ModelSpec, RopeSpec
 
-FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
 
 

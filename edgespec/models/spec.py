@@ -79,6 +79,10 @@ class ModelSpec:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = field(default=())
 
+    def position_bytes(self, itemsize: int = 4) -> int:
+        """Bytes of keys and values of one position, of numbers of `itemsize` bytes."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], *, source: str, generation_config: Mapping[str, Any] | None = None

@@ -8,7 +8,7 @@ from typing import Any, cast
 from edgespec.errors import ModelError
 from edgespec.models.spec import Architecture, ModelSpec, RopeKind, RopeSpec, check_consistency, stop_ids
 
-_CLASSES = {
+CLASSES = {  # of transformers
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -107,14 +107,14 @@ def _absent_in_mistral(config: Mapping[str, Any], architecture: str) -> bool:
 
 def _architecture(config: Mapping[str, Any], source: str) -> Architecture:
     model_type, classes = config.get("model_type"), config.get("architectures")
-    supported = ", ".join(_CLASSES)
-    if not isinstance(model_type, str) or model_type not in _CLASSES:
+    supported = ", ".join(CLASSES)
+    if not isinstance(model_type, str) or model_type not in CLASSES:
         label = f"{str(model_type)[:80]!r}" if model_type is not None else "not given"
         raise ModelError(f"{source}: model_type is {label}, which is not supported (supported: {supported}).")
-    if classes and classes != [_CLASSES[model_type]]:
+    if classes and classes != [CLASSES[model_type]]:
         raise ModelError(
             f"{source}: architectures is {str(classes)[:80]}; with model_type {model_type} only "
-            f"{_CLASSES[model_type]} is supported."
+            f"{CLASSES[model_type]} is supported."
         )
     return cast(Architecture, model_type)
 

@@ -6,13 +6,8 @@ from typing import Any
 
 from edgespec.errors import ModelError
 from edgespec.models.spec import ModelSpec, RopeSpec
+from edgespec.models.spec_config import CLASSES
 
-_CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 _YARN = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate")
 
 
@@ -22,7 +17,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
     The rope type "factors" (GGUF's rope_freqs) is edgespec's own; other programs refuse it.
     """
     config: dict[str, Any] = {
-        "architectures": [_CLASSES[spec.architecture]],
+        "architectures": [CLASSES[spec.architecture]],
         "model_type": spec.architecture,
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
@@ -49,7 +44,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
     if spec.architecture == "llama":
         config["mlp_bias"] = spec.mlp_bias
     if not ordinary or (spec.mlp_bias and spec.architecture != "llama"):
-        raise ModelError(f"config.json of {_CLASSES[spec.architecture]} has no place for this model's biases.")
+        raise ModelError(f"config.json of {CLASSES[spec.architecture]} has no place for this model's biases.")
     return config | _windows(spec)
 
 

@@ -7,11 +7,12 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgespec.files import write_text
 from edgespec.models.base import Decoder, KVCache, Part
 from edgespec.models.batching import wait_for
+from edgespec.models.kv.sequence import SequenceCache
 from predictor.load import BatchCosts
 
 if TYPE_CHECKING:
@@ -70,20 +71,11 @@ class _Forwards:
                 wait_for(output.logits)
 
 
-def _stand_at(cache: Any, length: int, decoder: Decoder) -> None:
+def _stand_at(cache: KVCache, length: int, decoder: Decoder) -> None:
     """Let the cache hold `length` positions of whatever is in its memory, or of zeros where that is not possible."""
     if cache.length >= length:
         cache.crop(length)
-    elif hasattr(cache, "advance"):
-        cache.reserve(length)
-        cache.advance(length - cache.length)
-    elif not _set(cache, length):
+    elif isinstance(cache, SequenceCache):
+        cache.length = length  # a forward reserves what it needs
+    else:
         decoder.forward([0] * (length - cache.length), cache, logits=0)
-
-
-def _set(cache: KVCache, length: int) -> bool:
-    try:
-        cache.length = length  # type: ignore[misc]
-    except AttributeError:
-        return False
-    return True

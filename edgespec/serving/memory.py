@@ -12,11 +12,11 @@ from edgespec.config import RuntimeConfig
 from edgespec.errors import MemoryBudgetError
 from edgespec.loading import KV, POOL, check_memory, device_of, topology_of
 from edgespec.memory.budget import format_bytes, parse_budget
+from edgespec.models.batching import SLOTS
 
 BATCH = "batch graph"
 DRAFTS = "drafts of several requests"
 _FEWEST_POSITIONS = 512  # that a pool must hold, or the whole context if that is less
-SLOTS = (1, 2, 4, 8, 16)  # of batch graphs
 
 
 class ServingNeed(NamedTuple):

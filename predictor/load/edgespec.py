@@ -20,7 +20,7 @@ GUARD = 0.03  # a plan predicted to be slower by more than that than the best on
 EXPLORED = 1 / 32  # of all batches at most that many try a neighbour
 _SAVED = 2.0  # of what was not spent on trying, in batches
 _SEEN = 8.0  # batches in a bin, from which on it is known well enough
-_HOPELESS = 0.02  # a token that stands more rarely is not worth the arithmetic
+_LEAST_CHANCE = 0.02  # a token that stands more rarely is offered to no batch
 _BOLDER = 1.5  # a neighbour's price of a row, over or under the one that is right
 _TOLD = 512  # sequences whose last length is remembered
 
@@ -104,7 +104,7 @@ class EdgeLoad(Counting):
         tokens, seconds, further = [1.0], [0.0], [0.0]
         for rate, offered in zip(s.rates[:most], s.offered):
             chance *= rate
-            if not chance > _HOPELESS:
+            if not chance > _LEAST_CHANCE:
                 break
             made += chance
             spent += before * step  # a token is made before its draft thinks better of it

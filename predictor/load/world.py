@@ -280,12 +280,13 @@ class World:
     def _shown(self, s: _Sequence) -> Running:
         """What is known of a sequence before its round."""
         job = s.job
-        limit = min(job.new - s.done - 1, self._gamma_max)
+        limit = job.new - s.done - 1  # as the loop shows it; how far ahead rates go is another matter
         behind = s.behind if s.behind > _USUAL else 0
+        fixed = None if job.fixed is None else min(job.fixed, self._gamma_max)
         if s.arm is None:
-            return Running(s.key, None, (), (), 0, limit, job.prompt + s.done, job.fixed)
+            return Running(s.key, None, (), (), 0, limit, job.prompt + s.done, fixed)
         return Running(
-            s.key, s.draft, s.arm.rates(), s.arm.offered(), behind, limit, job.prompt + s.done, job.fixed
+            s.key, s.draft, s.arm.rates(), s.arm.offered(), behind, limit, job.prompt + s.done, fixed
         )  # fmt: skip
 
     def _length(self, s: _Sequence, length: int) -> int:

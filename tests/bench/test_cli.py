@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from edgespec.bench.peers.base import Contender
 from edgespec.bench.peers.own import Probe
 from edgespec.bench.workers import WorkerFailure
 from edgespec.errors import ConfigError
+from tests.support.runs import record, write_run
 from tests.support.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,3 +171,11 @@ def test_warm_start_is_the_whole_process_without_the_first(tmp_path):
     with pytest.raises(WorkerFailure, match="no such model"):
         extras.warm_start(["/bin/sh", "-c", "echo no such model >&2; exit 2"], 1)
     assert "PYTHONPATH" in os.environ
+
+
+def test_b158_a_table_is_printed_in_any_encoding(monkeypatch, tmp_path):
+    folder = write_run(tmp_path / "run", {"plain": [record(1)], "edgespec": [record(1)]})
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed := io.BytesIO(), encoding="ascii"))
+    assert cli.run(parse("report", str(folder))) == 0
+    sys.stdout.flush()
+    assert "\\u2013" in printed.getvalue().decode("ascii"), "what is not known"

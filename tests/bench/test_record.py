@@ -62,10 +62,10 @@ def prompts(tmp_path: Path) -> list[str]:
     return files
 
 
-def run(*words: str | Path, model: Path) -> int:
+def run(*words: str | Path, model: Path, quiet: bool = True) -> int:
     parser = argparse.ArgumentParser()
     cli.add_parser(parser.add_subparsers(dest="command"))
-    common = ["-m", str(model), "--threads", "1", "--weight-format", "float32", "-q"]
+    common = ["-m", str(model), "--threads", "1", "--weight-format", "float32", *["-q"] * quiet]
     sizes = ["-n", str(NEW), "--gamma-max", str(GAMMA)]
     return cli.run(parser.parse_args(["bench", "record", *common, *sizes, *map(str, words)]))
 
@@ -218,6 +218,36 @@ def test_going_on_after_an_interruption(prompts, model, drafts, tmp_path, monkey
     assert victim.read_bytes() == before[victim.name]
     with pytest.raises(ConfigError, match=r"other settings \(.*drafts\)"):
         run(*prompts, "--drafts", drafts / "general", "--out", out, "--resume", model=model)
+
+
+def test_costs_that_were_interrupted_are_measured_by_a_resume(prompts, model, drafts, tmp_path, monkeypatch) -> None:
+    words = (*prompts, "--drafts", drafts / "code", "--out", tmp_path / "traces")
+    real = record_module.Recorder.measure
+
+    def interrupted(*args) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(record_module.Recorder, "measure", interrupted)
+    assert run(*words, model=model) == 130
+    reader = TraceReader(tmp_path / "traces")
+    assert (len(reader), reader.costs) == (4, {})
+    monkeypatch.setattr(record_module.Recorder, "measure", real)
+    assert run(*words, "--resume", model=model) == 0
+    assert TraceReader(tmp_path / "traces").costs["verify"]
+    monkeypatch.setattr(record_module.Recorder, "measure", interrupted)
+    assert run(*words, "--resume", model=model) == 0, "what is there is not measured again"
+
+
+def test_what_is_left_out_is_named_and_counted(prompts, model, drafts, tmp_path, capsys) -> None:
+    with Path(prompts[0]).open("a") as stream:
+        stream.write("{half\n" + json.dumps({"prompt": "the hen " * 2000}) + "\n")
+    out = tmp_path / "traces"
+    assert run(*prompts, "--drafts", drafts / "code", "--out", out, model=model, quiet=False) == 0
+    err = capsys.readouterr().err
+    assert f"left out: {prompts[0]}, line 3: it is not JSON\n" in err
+    assert f"left out: {prompts[0]}, line 4: The prompt has " in err
+    assert "4 texts, 4 of them new" in err
+    assert "2 prompts skipped" in err
 
 
 def test_the_last_of_each_domain(prompts, model, drafts, tmp_path) -> None:

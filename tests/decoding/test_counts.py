@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from drafts import NgramDraft
-from edgespec.decoding.counts import first_of
+from edgespec.decoding.counts import Counts, Stamps, first_of
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation
 from edgespec.results import GenerationStats
 from predictor import FixedPlanner
+from predictor.planner import Plan
 from tests.support.scripted import (
     PROMPT,
     ScheduledPlanner,
@@ -48,6 +49,7 @@ def test_every_counter_of_a_mixed_run(text: list[int]) -> None:
     assert stats.mean_tokens_per_round == 20 / 12
     assert stats.round_tokens == [4, 1, 1, 2, 1, 1] * 2
     assert stats.draft_share == {"a": 4, "b": 2, "none": 0, "plain": 6}
+    assert stats.by_draft == {"a": (4, 4, 8, 8), "b": (2, 0, 4, 0)}  # blocks, first tokens, proposed, accepted
     assert stats.gamma_histogram == {3: 2, 2: 3, 0: 5, 1: 2}  # the last plan, none 2, is clipped to 0
     assert (stats.proposed_tokens, stats.accepted_tokens) == (12, 8)
     assert stats.acceptance_by_position == [4 / 6, 1.0, 1.0]
@@ -121,6 +123,21 @@ def test_round_tokens_end_where_the_answer_ends(text: list[int]) -> None:
     assert first_of([4, 4, 4], 6) == [4, 2]  # as when a stop string takes tokens back
     assert first_of([4, 4], 0) == []
     assert first_of([2], 5) == [2]
+
+
+def test_tallies_of_drafts_have_what_is_in_the_answer() -> None:
+    counts = Counts(["a", "b"], 4)
+    stamps = Stamps(*[0] * 11)
+    for draft, judged, stood in (("a", 3, 3), ("b", 2, 0), ("a", 2, 1)):
+        counts.round(Plan(draft, 3), draft, judged, stood, stamps, emitted=stood + 1, fallback=False)
+    whole = (None, "a", "a", "a", None, None, "a", None)
+    assert counts.stats(whole).by_draft == {"a": (2, 2, 5, 4), "b": (1, 0, 2, 0)}
+    # A stop string took all but the first two back; Ctrl-C came before the round of c was counted.
+    for drafts, tallies in ((whole[:2], {"a": (2, 2, 2, 1)}), ((*whole, "c"), {"a": (2, 2, 5, 4), "c": (0, 0, 1, 1)})):
+        stats = counts.stats(drafts)
+        assert stats.by_draft == {**tallies, "b": (1, 0, 2, 0)}
+        assert stats.accepted_tokens == sum(tally.accepted for tally in stats.by_draft.values())
+        assert stats.proposed_tokens == sum(tally.proposed for tally in stats.by_draft.values())
 
 
 def test_statistics_can_be_read_while_it_runs(text: list[int]) -> None:

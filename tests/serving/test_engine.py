@@ -12,7 +12,6 @@ import pytest
 
 from edgespec import Engine, SamplingParams
 from edgespec.errors import ConfigError, MemoryBudgetError, ParameterError, PromptError, RequestTooLong
-from edgespec.loading import position_bytes
 from tests.cases.test_threads import together
 from tests.serving.engines import GREEDY, PROMPTS, WAIT, load
 from tests.support.held import NAMES, make_held_target
@@ -186,7 +185,7 @@ def test_a_prefix_is_read_once(folder: Path) -> None:
 
 def test_a_request_that_could_never_fit_is_refused_with_numbers(folder: Path) -> None:
     with load(folder, ()) as engine:
-        position, context = position_bytes(engine.spec), engine.context
+        position, context = engine.spec.position_bytes(), engine.context
     with load(folder, (), kv_memory=128 * position) as engine:
         with pytest.raises(RequestTooLong, match=r"100 prompt tokens and up to 60 new ones need 160 .* pool has 128"):
             engine.submit([5] * 100, SamplingParams(max_new_tokens=60))
@@ -338,7 +337,7 @@ def test_drafts_leave_when_keys_and_values_are_short_and_come_back(
     """No request is lost or other than alone, whatever the drafts' memory is used for meanwhile."""
     target = make_held_target(tmp_path, monkeypatch)
     with load(target, ("auto",)) as engine:
-        block = position_bytes(engine.spec) * 64
+        block = engine.spec.position_bytes() * 64
         expected = [engine.generate(prompt, GREEDY).token_ids for prompt in PROMPTS]
     with load(target, ("auto",), resident=2, load_policy="none", kv_memory=4 * block) as engine:
         engine.start_serving()

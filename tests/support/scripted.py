@@ -17,9 +17,9 @@ from drafts.standalone import StandaloneDraft
 from edgespec.decoding.params import SamplingParams
 from edgespec.decoding.round import Generation
 from edgespec.decoding.session import Session
-from edgespec.errors import ModelError
 from edgespec.models.base import ForwardOutput, Part
 from edgespec.models.batching import one_after_another
+from edgespec.models.checks import check_room, positions_within, token_ids
 from edgespec.models.spec import ModelSpec, RopeSpec
 from edgespec.results import GenerationResult
 from predictor.planner import Candidate, FixedPlanner, Observation, Plan, Planner
@@ -105,7 +105,7 @@ class ToyDecoder:
         self.closed = False
 
     def new_cache(self, capacity: int | None = None) -> ToyCache:
-        return ToyCache(capacity or self.spec.max_positions)
+        return ToyCache(positions_within(capacity, self.spec.max_positions))
 
     def forward(
         self, tokens: Sequence[int], cache: ToyCache, *, logits: int | None = None, hidden: bool = False
@@ -114,10 +114,7 @@ class ToyDecoder:
         assert tokens
         assert all(type(token) is int for token in tokens)
         self.before()
-        if not all(0 <= token < self.spec.vocab_size for token in tokens):
-            raise ValueError(f"ids outside the embedding: {tokens}")
-        if cache.length + len(tokens) > min(cache.capacity, self.spec.max_positions):
-            raise ModelError("the cache is full")
+        self._check(Part(tokens, cache))
         self.calls.append(list(tokens))
         for array in cache.handed_out:
             array.fill(np.nan)  # what the last forward returned were only views
@@ -138,7 +135,10 @@ class ToyDecoder:
 
     def forward_batch(self, parts: Sequence[Part]) -> list[ForwardOutput]:
         assert self.batch_slots == 1 or len(parts) <= self.batch_slots
-        return one_after_another(self, parts)  # type: ignore[arg-type]
+        return one_after_another(self, parts, self._check)  # type: ignore[arg-type]
+
+    def _check(self, part: Part) -> None:
+        check_room(part.cache, len(token_ids(part.tokens, self.spec.vocab_size)))
 
     def hidden_states(self, tokens: Sequence[int]) -> np.ndarray:
         """What `forward` must give for a whole text: float32 [len(tokens), hidden_size]."""

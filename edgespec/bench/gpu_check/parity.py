@@ -53,7 +53,7 @@ def run(check: Check) -> None:
         weights = RandomWeights(case.model, seed=1, bits=case.bits, group=32)
         decoder = CudaDecoder(weights.file, device=check.device, dtype=case.dtype, positions=512)
         try:
-            error, same = _compared(decoder, TorchDecoder(weights.file, device="cpu"), 40 if check.tiny else 200)
+            error, same = _compared(decoder, TorchDecoder(weights.file), 40 if check.tiny else 200)
             goal = f"<= {case.most:g}"
             check.found("parity", f"{case.name}: off by, of the largest logit", error, goal=goal, ok=error <= case.most)
             # torch's own products promise nothing of the kind

@@ -1,13 +1,14 @@
-"""When requests come: Poisson, in bursts, or as a file of recorded arrivals says."""
+"""When requests come: Poisson, in bursts, under a load that rises and falls, or as a file of recorded arrivals says."""
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +16,14 @@ from typing import Any, NamedTuple
 from edgespec.config import nearest
 from edgespec.errors import ConfigError
 
-POISSON, BURSTY = "poisson", "bursty"
+POISSON, BURSTY, STEPS = "poisson", "bursty", "steps"
 MOST_ARRIVALS = 20_000  # of one stretch: each is an object with its tokens' times
 
 # In bursts: a fifth of the time, requests come at four times the mean rate, and the rest of them in between.
 BURST, SHARE_ON, SECONDS_ON = 4.0, 0.2, 4.0
+
+# In steps: equal parts of the time, and times the mean rate at which requests come in each.
+PARTS = (("low", 0.25), ("high", 2.5), ("low again", 0.25))
 
 # A recorded file's columns, by what they mean. The second names are those of a well-known public trace.
 _COLUMNS = {
@@ -61,6 +65,21 @@ def bursty(rate: float, seconds: float, seed: int) -> list[Arrival]:
     return found
 
 
+def steps(rate: float, seconds: float, seed: int) -> list[Arrival]:
+    """Poisson arrivals of a low rate, then of a tenfold one, then of the low one again; `rate` a second on average."""
+    rng = random.Random(f"steps {seed}")
+    found: list[Arrival] = []
+    for (_, times), (begin, end) in zip(PARTS, spans(seconds)):
+        found += _bounded(_steady(rng, times * rate, begin, end), rate, seconds)
+    return found
+
+
+def spans(seconds: float) -> list[tuple[float, float]]:
+    """From when to when each of `PARTS` goes."""
+    ends = [seconds * place / len(PARTS) for place in range(len(PARTS) + 1)]
+    return list(itertools.pairwise(ends))
+
+
 def _steady(rng: random.Random, rate: float, begin: float, end: float) -> Iterator[Arrival]:
     at = begin + rng.expovariate(rate)
     while at < end:
@@ -75,6 +94,9 @@ def _bounded(arrivals: Iterator[Arrival], rate: float, seconds: float) -> list[A
             "kept in memory: lower the rate or --seconds."
         )
     return list(arrivals)
+
+
+MAKE: Mapping[str, Callable[[float, float, int], list[Arrival]]] = {POISSON: poisson, BURSTY: bursty, STEPS: steps}
 
 
 def scaled(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:

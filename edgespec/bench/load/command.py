@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edgespec.bench.load import running
-from edgespec.bench.load.arrivals import BURSTY, POISSON
+from edgespec.bench.load.arrivals import BURSTY, POISSON, STEPS
 from edgespec.bench.load.measures import Deadline
 from edgespec.bench.progress import no_progress
 from edgespec.errors import ConfigError
@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) 
     add("--rates", type=_rates, metavar="A,B", help="requests a second (0.1 to 1.3 of what a full batch can do)")
     add(
         "--arrivals", default=POISSON, metavar="KIND",
-        help=f"{POISSON} (default), {BURSTY}, or a .csv or .jsonl file with time, prompt or prompt_tokens, "
-        "max_new_tokens, whose times are stretched to the rates",
+        help=f"{POISSON} (default), {BURSTY}, {STEPS} (low, high, low), or a .csv or .jsonl file with time, prompt or "
+        "prompt_tokens, max_new_tokens, whose times are stretched to the rates",
     )  # fmt: skip
     add("--seconds", type=_positive, default=40.0, metavar="S", help="in which requests come, at each rate (40)")
     add("--warm-up", type=_positive, metavar="S", help="their beginning, which does not count (a fifth)")

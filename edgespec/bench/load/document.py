@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from drafts.figures import LEAST_FOR_INTERVAL
@@ -54,9 +55,23 @@ def build(
         "to_none": compare.ratios(rows, rates, arms, compare.NONE) if compare.NONE in names & set(arms) else None,
         "verdicts": compare.verdicts(rows, rates, arms),
         "series": chosen_series(stretches, arms, rates),
+        "parts": of_parts(schedule, stretches, deadline, rates, arms),
         "stretches": rows,
         "definitions": DEFINITIONS,
     }
+
+
+def of_parts(
+    schedule: Schedule, stretches: Sequence[Stretch], deadline: Deadline, rates: Sequence[float], arms: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Under a load that changes: the figures of each part of it alone, as those of a whole stretch are made."""
+    found = []
+    for part in schedule.parts():
+        cut = [replace(stretch, warm_up=part.begin, seconds=part.end) for stretch in stretches]
+        rows = [stretch.head() | {"figures": figures(stretch, deadline)} for stretch in cut]
+        ratios = compare.ratios(rows, rates, arms, compare.NONE) if compare.NONE in arms else None
+        found.append({**part._asdict(), "table": compare.table(rows, rates, arms), "to_none": ratios})
+    return found
 
 
 def warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -60,6 +60,7 @@ def html(document: Mapping[str, Any], made: Sequence[Table], draw: Draw = pictur
         "warnings": document["warnings"],
         "pictures": drawn(document, draw) if style.available() else {},
         "tables": made,
+        "left_out": [],
     }
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=document["title"],

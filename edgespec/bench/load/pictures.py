@@ -17,6 +17,15 @@ Document = Mapping[str, Any]
 PINNED = " pinned"
 _RIGHT = 1.3  # inches for names at the ends of lines
 
+_Lines = list[tuple[str, str]]  # (key of a series, label)
+_Panel = tuple[Mapping[str, Any], str, _Lines]  # a series, the panel's title, what of it is drawn
+_PANELS: list[tuple[str, _Lines]] = [
+    ("requests", [("sequences", "running"), ("queued", "queued")]),
+    ("gamma", [("gamma", "gamma")]),
+    ("KV blocks free", [("kv_free", "free")]),
+    ("drafts in memory", [("resident", "drafts")]),
+]
+
 
 def pictures(document: Document) -> Iterator[tuple[str, Picture]]:
     """(heading, picture) of all that the document has something for."""
@@ -184,26 +193,34 @@ def _over_time(document: Document) -> Iterator[Picture]:
         f"{name} at {found['rate']:g} requests a second, over time",
         "Means of short pieces of time; gaps are idle. Grey: the warm-up, and what came after the last arrival. "
         "Triangles: drafts' memory becomes KV blocks (up) or drafts return (down).",
-        _panels(found),
+        _panels([(found, title, lines) for title, lines in _PANELS]),
     )
+    choosing = [arm for arm in known if not is_fixed(arm) and not arm.startswith(NONE)]
+    if document["parts"] and len(choosing) > 1:
+        load = (found, f"requests with {name}", _PANELS[0][1])
+        gammas: list[_Panel] = [(known[arm], f"gamma of {arm}", [("gamma", "gamma")]) for arm in choosing]
+        top = max((gamma for arm in choosing for gamma in known[arm]["gamma"] if gamma is not None), default=1.0)
+        yield Picture(
+            "gammas",
+            f"Gamma of the planners at {found['rate']:g} requests a second on average, over time",
+            "The load is low, high, and low again. Means of short pieces of time; gaps are idle.",
+            _panels([load, *gammas], 1.08 * top or 1.0),
+        )
 
 
-def _panels(found: Mapping[str, Any]) -> Figure:
-    """Requests, gamma and memory, one under the other, on one time axis."""
-    panels: list[tuple[str, list[tuple[str, str]]]] = [
-        ("requests", [("sequences", "running"), ("queued", "queued")]),
-        ("gamma", [("gamma", "gamma")]),
-        ("KV blocks free", [("kv_free", "free")]),
-        ("drafts in memory", [("resident", "drafts")]),
-    ]
-    panels = [(title, lines) for title, lines in panels if any(_known(found[key]) for key, _ in lines)]
+def _panels(panels: Sequence[_Panel], top_gamma: float | None = None) -> Figure:
+    """Those with something in them, one under the other, on one time axis. top_gamma: of all panels with gammas."""
+    panels = [panel for panel in panels if any(_known(panel[0][key]) for key, _ in panel[2])]
+    longest = max(max(found["time"]) for found, _, _ in panels)
     each, gap, bottom = 0.85, 0.3, 0.42
     figure = style.figure(bottom + (each + gap) * len(panels))
     width, height = figure.get_size_inches()
-    for number, (title, lines) in enumerate(panels):
+    for number, (found, title, lines) in enumerate(panels):
         floor = height - (number + 1) * (each + gap)
         axes = figure.add_axes((0.42 / width, floor / height, (width - 0.42 - 0.75) / width, each / height))
-        _panel(axes, found, title, lines)
+        _panel(axes, found, title, lines, longest)
+        if top_gamma is not None and lines[0][0] == "gamma":
+            axes.set_ylim(0, top_gamma)
         if number < len(panels) - 1:
             axes.set_xticklabels([])
         else:
@@ -215,7 +232,8 @@ def _known(values: Sequence[float | None]) -> bool:
     return any(value is not None for value in values)
 
 
-def _panel(axes: Axes, found: Mapping[str, Any], title: str, lines: Sequence[tuple[str, str]]) -> None:
+def _panel(axes: Axes, found: Mapping[str, Any], title: str, lines: _Lines, longest: float) -> None:
+    """longest: seconds of the axis."""
     times, ends = found["time"], {}
     for number, (key, label) in enumerate(lines):
         values = [float("nan") if value is None else value for value in found[key]]
@@ -223,11 +241,11 @@ def _panel(axes: Axes, found: Mapping[str, Any], title: str, lines: Sequence[tup
         axes.plot(times, values, color=colour, linestyle=style.DASHES[number], linewidth=1.2)
         known = [value for value in found[key] if value is not None]
         ends[label] = (known[-1], colour)
-    axes.set_xlim(0, max(times))
+    axes.set_xlim(0, longest)
     top = max((v for key, _ in lines for v in found[key] if v is not None), default=1.0)
     axes.set_ylim(0, 1.05 if "kv_free" in dict(lines) else 1.08 * top or 1.0)
     begin, end = found["window"]
-    for span in ((0.0, begin), (end, max(times))):
+    for span in ((0.0, begin), (end, longest)):
         axes.axvspan(*span, color=style.FAINT, linewidth=0, zorder=0)
     if {"kv_free", "resident"} & set(dict(lines)):
         _events(axes, found["elastic"])

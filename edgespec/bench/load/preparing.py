@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edgespec
-from edgespec.bench.load.arrivals import BURSTY, POISSON, Arrival, read_trace
+from edgespec.bench.load.arrivals import MAKE, POISSON, Arrival, read_trace
 from edgespec.bench.load.folder import STATE
 from edgespec.bench.load.prompts import QUESTIONS, Encode, Pool
 from edgespec.bench.load.schedule import Schedule, parse_arms
@@ -28,7 +28,7 @@ _WARM_UP, _LIMIT = 0.2, 3.0  # of --seconds
 def schedule_of(args: argparse.Namespace, planners: Sequence[str]) -> Schedule:
     """What is to be run, checked as far as that is possible without a model. Raises ConfigError."""
     check_planners(planners)
-    recorded = args.arrivals not in (POISSON, BURSTY)
+    recorded = args.arrivals not in MAKE
     made = Schedule(
         arms=parse_arms(planners, args.arms_elastic),
         rates=args.rates or (),
@@ -49,7 +49,7 @@ def _recorded(name: str) -> tuple[Arrival, ...]:
     """The arrivals in a file. Raises ConfigError."""
     path = Path(name).expanduser()
     if not path.exists():
-        raise ConfigError(f"--arrivals {name} is no file; {nearest(name, [POISSON, BURSTY])}")
+        raise ConfigError(f"--arrivals {name} is no file; {nearest(name, list(MAKE))}")
     return tuple(read_trace(path))
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from edgespec.bench.load.arrivals import BURSTY, MOST_ARRIVALS, POISSON, Arrival, bursty, mean_rate, poisson, scaled
+from edgespec.bench.load.arrivals import MAKE, MOST_ARRIVALS, PARTS, POISSON, STEPS, Arrival, mean_rate, scaled, spans
 from edgespec.bench.load.system import Arm
 from edgespec.errors import ConfigError
 
 # Of what plain decoding of a full batch can do: from nearly idle to more than it can take.
 AUTO_LOADS = (0.1, 0.4, 0.7, 1.0, 1.3)
-MAKE = {POISSON: poisson, BURSTY: bursty}
 
 
 class Turn(NamedTuple):
@@ -22,6 +21,15 @@ class Turn(NamedTuple):
     rate: float
     repeat: int
     arm: Arm
+
+
+class Part(NamedTuple):
+    """Of a load that changes. times: the rate, in mean rates. begin, end: seconds of a stretch."""
+
+    name: str
+    times: float
+    begin: float
+    end: float
 
 
 class Capacity(NamedTuple):
@@ -116,8 +124,14 @@ class Schedule:
         if self.trace:
             made = scaled(self.trace, rate) if rate != mean_rate(self.trace) else list(self.trace)
             return [arrival for arrival in made if arrival.at < self.seconds]
-        make: Callable[[float, float, int], list[Arrival]] = MAKE[self.kind]
-        return make(rate, self.seconds, seed_of(self.seed, self.rates.index(rate), repeat))
+        return MAKE[self.kind](rate, self.seconds, seed_of(self.seed, self.rates.index(rate), repeat))
+
+    def parts(self) -> list[Part]:
+        """Of a load that changes, what counts of each part of it; of a steady one, none."""
+        if self.kind != STEPS:
+            return []
+        counted = [(max(begin, self.warm_up), end) for begin, end in spans(self.seconds)]
+        return [Part(name, times, *span) for (name, times), span in zip(PARTS, counted) if span[0] < span[1]]
 
 
 def seed_of(seed: int, place: int, repeat: int) -> int:

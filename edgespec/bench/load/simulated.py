@@ -6,13 +6,14 @@ import argparse
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgespec.bench.load import document as documents
 from edgespec.bench.load import output, preparing, tables
+from edgespec.bench.load.arrivals import MAKE, POISSON
 from edgespec.bench.load.compare import NONE
 from edgespec.bench.load.folder import COSTS, Folder, read
 from edgespec.bench.load.measures import Deadline
@@ -59,6 +60,20 @@ class Costs:
     def of_nothing(cls) -> Costs:
         drafts = CostTable()
         return cls(BatchCosts.guessed(drafts), drafts, guessed=True)
+
+    def serving(self, names: Iterable[str]) -> Costs:
+        """With the seconds of these drafts as well. A run files those of drafts with weights under architectures; who
+        has no entry gets the usual architecture's (the middle one)."""
+        table = self.drafts.to_json()
+        filed = [name for name in table["drafts"] if name in table.get("catch_up", {})]
+        lacking = [name for name in names if name not in table["drafts"]]
+        if not filed or not lacking:
+            return self
+        usual = sorted(filed, key=table["drafts"].__getitem__)[(len(filed) - 1) // 2]
+        for seconds in table.values():
+            if usual in seconds:
+                seconds.update(dict.fromkeys(lacking, seconds[usual]))
+        return replace(self, drafts=CostTable.from_json(table))
 
     def copy(self) -> Costs:
         """For a planner, which learns."""
@@ -130,7 +145,7 @@ def run(args: argparse.Namespace, planners: Sequence[str], progress: Progress) -
     if args.validate is not None:
         return _validate(args, config, out, progress)
     schedule = preparing.schedule_of(args, args.planners or planners)
-    costs = Costs.of_nothing() if args.costs is None else Costs.read(Path(args.costs).expanduser())
+    costs = Costs.of_nothing() if args.costs is None else Costs.read(Path(args.costs).expanduser()).serving([_DRAFT])
     pool, skipped = _pool(args, config)
     worlds = Worlds(costs, config.max_sessions, None, args.seed)
     sample = _jobs_of(pool, schedule, 1.0, 0, args.acceptance, seconds=4.0 * config.max_sessions)
@@ -196,14 +211,15 @@ def _validate(args: argparse.Namespace, config: Any, out: Path, progress: Progre
         raise ConfigError(f"{measured_at} was simulated itself: give the folder of a measured run.")
     costs = Costs.read(Path(args.costs).expanduser() if args.costs else measured_at / COSTS)
     arms = tuple(Arm(name) for name in measured["arms"] if not name.endswith(" pinned"))
-    first = stretches[0]
+    first, kind = stretches[0], measured["settings"].get("arrivals")
     schedule = Schedule(
         arms, tuple(measured["rates"]), max(s.repeat for s in stretches) + 1, first.seconds, first.warm_up,
-        max(s.ended for s in stretches), math.inf,
+        max(s.ended for s in stretches), math.inf, kind=kind if kind in MAKE else POISSON,
     )  # fmt: skip
-    worlds = Worlds(costs, int(measured["settings"]["max sessions"]), None, args.seed)
     places = {(s.rate, s.repeat) for s in stretches}
     jobs = {place: jobs_of([s for s in stretches if (s.rate, s.repeat) == place]) for place in places}
+    costs = costs.serving({str(job.draft) for of_place in jobs.values() for job in of_place.values()})
+    worlds = Worlds(costs, int(measured["settings"]["max sessions"]), None, args.seed)
     made = []
     turns = [turn for turn in schedule.turns() if (turn.rate, turn.repeat) in places]
     folder = Folder(out)

@@ -14,7 +14,7 @@ SIMULATED = "Simulated: no clock measured this."
 def all_tables(document: Row) -> list[Table]:
     """Every table of a document, those without rows left out."""
     note = SIMULATED if document["simulated"] else ""
-    found = [verdicts(document["verdicts"], note), throughput(document, note)]
+    found = [verdicts(document["verdicts"], note), throughput(document, note), parts(document, note)]
     found += [latencies(document, note), goodput(document, note), loop(document, note)]
     found += [texts(document["texts"]), differences(document["texts"]), validation(document["validation"])]
     return [table for table in found if table.rows]
@@ -23,7 +23,7 @@ def all_tables(document: Row) -> list[Table]:
 def short(document: Row) -> list[Table]:
     """Those that a terminal shows: the report has the others."""
     note = SIMULATED if document["simulated"] else ""
-    found = [throughput(document, note), verdicts(document["verdicts"], note)]
+    found = [throughput(document, note), parts(document, note), verdicts(document["verdicts"], note)]
     found += [texts(document["texts"]), validation(document["validation"])]
     return [table for table in found if table.rows]
 
@@ -67,6 +67,29 @@ def throughput(document: Row, note: str = "") -> Table:
     text += "requests a second that did come, which bursts make differ from the rate; of several repeats the median."
     columns = ["rate", "came", *document["arms"]]
     return Table("Throughput by requests a second", columns, cells, f"{text} {note}".strip())
+
+
+def parts(document: Row, note: str = "") -> Table:
+    """Under a load that changes: one row a rate, part of the load, and arm."""
+    cells = []
+    for rate in document["rates"]:
+        for part in document["parts"]:
+            for entry in (e for e in part["table"] if e["rate"] == rate):
+                compared = None if part["to_none"] is None else part["to_none"]["arms"][entry["arm"]]
+                values = {name: entry[f"mean_{name}"]["value"] for name in ("gamma", "sequences", "queued")}
+                cells.append(
+                    [
+                        f"{rate:g}", f"{part['name']} ({rate * part['times']:.2g}/s)", entry["arm"],
+                        number(entry["throughput"]["value"], 1),
+                        ratio(None if compared is None else compared["by_rate"][f"{rate:g}"]),
+                        *(number(value, 2) for value in values.values()),
+                        number(entry["ttft"]["p50"]["value"], 2), number(entry["tpot"]["p50"]["value"], 3),
+                    ]
+                )  # fmt: skip
+    columns = ["rate", "part", "planner", "tokens/s", "x none", "gamma", "running", "queued", "TTFT p50", "TPOT p50"]
+    text = "What was made within each part, and the latencies of what came within it: what the high part leaves queued "
+    text += "is worked off in the next."
+    return Table("By part of the load", columns, cells, f"{text} {note}".strip())
 
 
 def _came(document: Row, rate: float) -> str:

@@ -27,7 +27,7 @@ class LlamaCppPeer:
             n_ctx=context,
             n_threads=threads,
             n_threads_batch=threads,
-            logits_all=False,
+            logits_all=lookup > 0,  # else the binding, which keeps all with a draft model, has room for one batch only
             verbose=False,
             draft_model=self._lookup,
         )

@@ -9,6 +9,7 @@ from typing import Any
 from edgespec.bench.reporting.counters import SUMMED
 from edgespec.bench.specbench.folder import Record
 from edgespec.errors import ConfigError
+from edgespec.results import DraftTally
 
 _NUMBERS = (*SUMMED, "prefill_seconds", "energy_joules", "fallback_share", "acceptance_rate")
 _SHARES = ("fallback_share", "acceptance_rate")
@@ -18,8 +19,7 @@ _COUNTS = ("draft_share", "gamma_histogram")
 def check(arm: str, record: Record) -> None:
     """ConfigError that names the record and what is wrong with it."""
     try:
-        _check_times(record)
-        _check_stats(record.stats)
+        possible(record)
     except ValueError as error:
         raise ConfigError(
             f"The record of arm {arm!r}, question {record.question_id}, repeat {record.repeat}, turn {record.turn} is "
@@ -27,14 +27,20 @@ def check(arm: str, record: Record) -> None:
         ) from None
 
 
+def possible(record: Record) -> None:
+    """ValueError that says what is wrong with it."""
+    _check_times(record)
+    _check_stats(record.stats)
+
+
 def _check_times(record: Record) -> None:
-    for name in ("decode_s", "seconds", "decode_tokens", "first_token_s"):
+    for name in ("decode_s", "seconds", "decode_tokens", "first_token_s", "at"):
         value = getattr(record, name)
         if value is not None:
             _check_number(name, value)
     tokens = len(record.token_ids)
-    if record.decode_tokens and not record.decode_s:
-        raise ValueError(f"{record.decode_tokens} tokens in no time (decode_s is 0)")
+    if record.decode_tokens and record.decode_s < 1e-9:  # finer than any clock
+        raise ValueError(f"{record.decode_tokens} tokens in no time (decode_s is {record.decode_s:g})")
     if record.decode_tokens > tokens:
         raise ValueError(f"decode_tokens is {record.decode_tokens} of {tokens} token_ids")
     if any(count < 0 for count in record.round_tokens) or sum(record.round_tokens) > tokens:
@@ -49,6 +55,8 @@ def _check_stats(stats: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {value}, more than all")
         if name in _COUNTS and value is not None:
             _check_counts(name, value)
+        if name == "by_draft":
+            _check_tallies(value)
     accepted, proposed = (stats.get(f"{name}_tokens") or 0 for name in ("accepted", "proposed"))
     if accepted > proposed:
         raise ValueError(f"accepted_tokens is {accepted} of {proposed} proposed")
@@ -71,6 +79,19 @@ def _check_counts(name: str, value: Any) -> None:
         _check_number(f"{name} of {key}", count)
         if name == "gamma_histogram" and not str(key).isdecimal():
             raise ValueError(f"{name} has {key!r} among its lengths")
+
+
+def _check_tallies(value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise ValueError("by_draft is not counts by name")
+    for draft, counts in value.items():
+        if not isinstance(counts, (list, tuple)) or len(counts) != len(DraftTally._fields):
+            raise ValueError(f"by_draft of {draft} is {counts!r}, not {', '.join(DraftTally._fields)}")
+        for count in counts:
+            _check_number(f"by_draft of {draft}", count)
+        tally = DraftTally(*counts)
+        if tally.first > tally.blocks or tally.accepted > tally.proposed:
+            raise ValueError(f"by_draft of {draft} is {list(counts)}, more accepted than proposed")
 
 
 def _numbers(stats: Mapping[str, Any], name: str) -> list[float]:

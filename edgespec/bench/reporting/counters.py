@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from edgespec.bench.specbench.folder import Record
+from edgespec.results import DraftTally
 
 # Seconds of a round that exclude each other.
 PARTS = {
@@ -102,6 +103,16 @@ def draft_counts(records: Iterable[Record]) -> dict[str, float]:
     for record in records:
         total.update(_counts(record, "draft_share"))  # type: ignore[arg-type]
     return {name: count for name, count in total.items() if count}
+
+
+def by_draft(records: Iterable[Record]) -> dict[str, DraftTally]:
+    """What came of each draft's blocks, of those that proposed any."""
+    found: dict[str, DraftTally] = {}
+    for record in records:
+        for name, counts in (record.stats.get("by_draft") or {}).items():
+            before = found.get(str(name), DraftTally())
+            found[str(name)] = DraftTally(*map(sum, zip(before, counts)))
+    return {name: tally for name, tally in found.items() if tally.blocks}
 
 
 def _counts(record: Record, name: str) -> dict[str, float]:

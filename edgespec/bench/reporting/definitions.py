@@ -9,7 +9,9 @@ DEFINITIONS = {
     "questions; the prompt's reading is not in it, nor are tokens that came with the first emission",
     "x plain": "decode speed of the arm / decode speed of plain, over the same questions; plain is the one that ran in "
     "the same group, because arms that do not fit into memory together run in groups with a plain arm each; an arm "
-    "that broke off and went on after a --resume has a group of its own for that, with plain run again",
+    "that broke off and went on after a --resume has a group of its own for that, with plain run again. Where texts "
+    "differ, each question counts plain's tokens at the speed of either, so that it weighs the same in both; one in "
+    "which either has no token to time is left out",
     "warm-up": "before it is timed, every arm answers with every draft that it has in memory, at gamma 3; a policy has "
     "no part in it, learns nothing from it, and neither does what is saved of it. Blocks of other lengths are met "
     "first in a timed answer",
@@ -38,6 +40,9 @@ DEFINITIONS = {
     "acceptance": "accepted / proposed draft tokens; by position: share accepted of the proposals that reached that "
     "place of their block (known only where every answer tells how many reached it)",
     "draft share": "rounds by the draft that proposed; plain = none did",
+    "acceptance by draft": "of the blocks that a draft proposed in a domain, the share whose first token stood: how "
+    "long blocks were does not matter to it. All policies' turns together; drafts have blocks where policies chose "
+    "them, which is no sample of the domain ('edgespec bench record' asks every draft everywhere)",
     "fallback": "share of rounds in which the draft that the policy wanted most could not run, because it was not in "
     "memory or still had to read what it had missed",
     "loads": "drafts that became resident while answers were made; hidden seconds passed beside rounds, in exposed "
@@ -51,8 +56,13 @@ DEFINITIONS = {
     "and the file's blocks). Other engines promise no equal text",
     "errors": "answers that failed; never in a time",
     "peak memory": "highest resident bytes of the arm's own process",
-    "regret": "decode seconds above the best policy of each question in hindsight, added up; every arm is charged for "
-    "plain's tokens at its own speed relative to the plain beside it. The best of many noisy times flatters the best: "
-    "with one repeat an arm that is always as good as the best still shows some",
-    "disturbance": "share of the machine's processors that other processes took meanwhile",
+    "memory over time": "resident bytes of each arm's process after each of its turns, by the clock of the run that "
+    "all arms share; what passed between sessions (a --resume) is cut out, and shards come one after the other",
+    "regret": "decode seconds beyond those of the best fixed arm in hindsight, added up in the order of the run. Fixed "
+    "arms do not choose among drafts: plain, ngram and static ones; the best is the one of this run that "
+    "took the fewest seconds over all questions that every policy answered (a draft without an arm of its own is not "
+    "among them). Below 0 a policy has been faster. Every arm is charged for plain's tokens at its own speed relative "
+    "to the plain beside it; plain's tokens after the first are as many as its rounds",
+    "disturbance": "share of the machine's processors that other processes took meanwhile, arms that only waited among "
+    "them",
 }

@@ -8,6 +8,7 @@ from typing import Any
 from edgespec.bench.reporting import merge
 from edgespec.bench.reporting.counters import counters, draft_counts, empty_share, parts_exceed_total
 from edgespec.bench.reporting.definitions import DEFINITIONS
+from edgespec.bench.reporting.draft_map import draft_map
 from edgespec.bench.reporting.equality import equality, unstable
 from edgespec.bench.reporting.pairs import Answers, Comparison, Part
 from edgespec.bench.reporting.ratios import Ratios, least, whole
@@ -72,6 +73,7 @@ def part_figures(part: Part, runs: Sequence[int]) -> dict[str, Any]:
         "by_category": _count(part, "category"),
         "by_domain": _count(part, "domain"),
         "arms": {name: arm_figures(part, arm, comparisons[name], ratios, common) for name, arm in part.arms.items()},
+        "draft_map": draft_map(part, comparisons),
         "regret": regret(part, comparisons),
         "memory": memory(part),
         "time_lines": timelines(part),

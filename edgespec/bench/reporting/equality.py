@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from edgespec.bench.measure import first_difference
 from edgespec.bench.reporting.pairs import Answers, Part
+from edgespec.bench.specbench import fields
 from edgespec.bench.specbench.folder import PLAIN, Record, RunFolder
 from edgespec.bench.summary import NEAR_TIE
 from edgespec.errors import ConfigError
@@ -75,7 +76,7 @@ def read_ties(folder: Path) -> dict[TieKey, dict[str, float]]:
         return found
     for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         try:
-            arm, group, repeat, question, turn, at, gap = json.loads(line)
+            arm, group, repeat, question, turn, at, gap = fields.parsed(line)
             values = {name: float(gap[name]) for name in ("margin", "gap")}
             if not all(map(math.isfinite, values.values())):
                 raise ValueError

@@ -11,6 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from edgespec.bench.reporting import pictures, pictures_time, style, tables
+from edgespec.bench.reporting.series import left_out
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ def html(document: Mapping[str, Any], title: str) -> str:
             "headline": tables.headline(part, pictures.leading(part["arms"])),
             "warnings": tables.warnings(part),
             "pictures": drawn(part, f"p{number}") if style.available() else {},
+            "left_out": left_out(part),
             "tables": tables.part_tables(part),
         }
         for number, part in enumerate(document["parts"])

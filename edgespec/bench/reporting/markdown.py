@@ -8,6 +8,7 @@ from typing import Any
 
 from edgespec.bench.reporting import tables
 from edgespec.bench.reporting.pictures import leading
+from edgespec.bench.reporting.series import left_out
 from edgespec.bench.reporting.tables import Table
 from edgespec.bench.reporting.terminal import shown
 
@@ -32,6 +33,7 @@ def markdown(document: Mapping[str, Any], title: str) -> str:
             blocks.append(f"**{escape(sentence)}**")
         blocks += mind(tables.warnings(part))
         blocks += [block(table) for table in tables.part_tables(part)]
+        blocks += [escape(text) for text in left_out(part)]
     blocks.append("## What the figures mean")
     blocks.append(terms(document["definitions"]))
     others = (tables.settings(document), tables.runs(document), tables.skipped(document))

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from edgespec.bench.reporting.pairs import Part
-from edgespec.bench.specbench.folder import RunFolder
+from edgespec.bench.specbench.folder import RunFolder, differing
 from edgespec.errors import ConfigError
 
 # Settings that each shard may have for itself. Policies: an arm of one of them is compared with plain there.
@@ -42,7 +42,7 @@ def machine_key(machine: dict[str, Any]) -> Hashable:
 
 def _same_settings(one: RunFolder, other: RunFolder) -> None:
     free = set(_OWN)
-    names = sorted(one.settings.keys() | other.settings.keys())
+    names = list({**one.settings, **other.settings})  # as they are written: the questions and the model come first
     pairs = [(name, one.settings.get(name), other.settings.get(name)) for name in names]
     if machine_key(one.machine) != machine_key(other.machine):
         free.update(_MACHINES_OWN)
@@ -51,8 +51,9 @@ def _same_settings(one: RunFolder, other: RunFolder) -> None:
         pairs += [(_MADE_OF_AUTO[name], one.machine[name], other.machine[name]) for name in known]
     for name, left, right in pairs:
         if name not in free and left != right:
+            first, second = differing(left, right)
             raise ConfigError(
-                f"{one.path} and {other.path} do not belong together: {name} is {left!r} in the first and {right!r} in "
+                f"{one.path} and {other.path} do not belong together: {name} is {first} in the first and {second} in "
                 "the second. Report on each by itself."
             )
 

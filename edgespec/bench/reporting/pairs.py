@@ -199,3 +199,8 @@ def _together(one: ArmInfo, other: ArmInfo) -> ArmInfo:
         weights=one.weights or other.weights,
         peak_memory_bytes=max(peaks, default=None),
     )
+
+
+def fixed(name: str) -> bool:
+    """Whether a policy does not choose among drafts, so that it is a yardstick for those that do."""
+    return name == "ngram" or name.startswith("static:") or name == PLAIN

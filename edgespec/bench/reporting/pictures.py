@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.bench.reporting import style
+from edgespec.bench.reporting.draft_map import ordered
+from edgespec.bench.reporting.pairs import fixed
 from edgespec.bench.reporting.tables import of_questions
 from edgespec.bench.specbench.folder import PLAIN
 
@@ -25,11 +27,6 @@ class Picture(NamedTuple):
 
 
 Arms = Mapping[str, Mapping[str, Any]]
-
-
-def fixed(name: str) -> bool:
-    """Whether a policy always does the same, so that it is a yardstick and not a policy that learns."""
-    return name == "ngram" or name.startswith("static:") or name == PLAIN
 
 
 def leading(arms: Arms) -> str | None:
@@ -108,26 +105,27 @@ def _counted(name: str, ratio: Mapping[str, Any], questions: int) -> str:
 
 
 def heat_maps(part: Mapping[str, Any]) -> Iterator[Picture]:
-    """Acceptance and tokens a round of every policy in every domain, and the drafts that learning ones used there."""
+    """Acceptance of every draft in every domain, tokens a target step of every policy, and the drafts it used."""
+    yield from _acceptance(part["draft_map"])
     arms: Arms = part["arms"]
     domains = list(part["by_domain"])
     drafted = [name for name, arm in arms.items() if arm.get("proposed_tokens")]
-    for key, title, scale, bounds in (
-        ("acceptance_rate", "Accepted draft tokens of 100 proposed", 100, (0.0, 100.0)),
-        ("tokens_per_round", "Tokens a target step", 1, None),
-    ):
-        table = [[_scaled(arms[name]["by_domain"][d].get(key), scale) for d in domains] for name in drafted]
-        values = [value for row in table for value in row if value is not None]
-        if values:
-            form = "{:.0f}" if scale == 100 else "{:.2f}" if len(domains) <= 6 else "{:.1f}"
-            made = _map(table, drafted, domains, form, bounds or (1.0, max(values)))
-            caption = "Rows: policies, with all that each drafts, lookup included. Columns: domains."
-            yield Picture(f"map-{key.replace('_', '-')}", title, caption, made)
+    table = [[arms[name]["by_domain"][domain]["tokens_per_round"] for domain in domains] for name in drafted]
+    values = [value for row in table for value in row if value is not None]
+    if values:
+        form = "{:.2f}" if len(domains) <= 6 else "{:.1f}"
+        yield Picture(
+            "map-tokens-per-round",
+            "Tokens a target step",
+            "Rows: policies, columns: domains. What the speed by task does not tell: how much a policy's drafts were "
+            "worth before their own time is taken off.",
+            _map(table, drafted, domains, form, (1.0, max(values))),
+        )
     learning = [name for name in drafted if not fixed(name)]
     learning.sort(key=lambda name: name != leading(arms))
     for number, name in enumerate(learning[:MOST_DRAFT_MAPS]):
         shares = {d: arms[name]["by_domain"][d]["draft_share"] for d in domains}
-        drafts = sorted({draft for of_domain in shares.values() for draft in of_domain}, key=lambda d: (d in _FREE, d))
+        drafts = ordered({draft for of_domain in shares.values() for draft in of_domain}, domains)
         if len(drafts) < 2:
             continue
         table = [[_scaled(shares[d].get(draft, 0.0 if shares[d] else None), 100) for d in domains] for draft in drafts]
@@ -136,7 +134,22 @@ def heat_maps(part: Mapping[str, Any]) -> Iterator[Picture]:
         yield Picture(f"drafts-{number}", f"Drafts used by {name}, % of rounds", caption, made)
 
 
-_FREE = ("ngram", "plain")
+def _acceptance(found: Mapping[str, Any]) -> Iterator[Picture]:
+    """First tokens, because the share of all tokens depends on how long the blocks were as well."""
+    drafts, domains, least = found["drafts"], found["domains"], found["least_blocks"]
+    if not drafts:
+        return
+    cells = [[of_draft.get(domain, {}) for domain in domains] for of_draft in drafts.values()]
+    table = [[_scaled(cell.get("first_share"), 100) for cell in row] for row in cells]
+    counts = [[cell.get("blocks", 0) for cell in row] for row in cells]
+    yield Picture(
+        "map-acceptance",
+        "Acceptance by draft and domain, % of first tokens",
+        "Rows: drafts, columns: domains. Bold: of 100 blocks, those whose first token the target took. Below: how many "
+        f"blocks, of all policies together; without a colour, fewer than {least}. A draft has blocks where a policy "
+        "chose it: the number says how it did there.",
+        _map(table, list(drafts), domains, "{:.0f}", (0.0, 100.0), counts, least),
+    )
 
 
 def _scaled(value: float | None, scale: float) -> float | None:
@@ -149,15 +162,17 @@ def _map(
     columns: Sequence[str],
     form: str,
     bounds: tuple[float, float],
+    counts: Sequence[Sequence[int]] | None = None,
+    least: int = 0,
 ) -> Figure:
     left = style.label_width([style.shortened(row) for row in rows])
     heading = 0.1 + 0.75 * style.label_width([style.shortened(column, 14) for column in columns])
-    height = heading + 0.2 * len(rows) + 0.08
+    height = heading + (0.2 if counts is None else 0.32) * len(rows) + 0.08
     figure = style.figure(height)
     # A few columns must not become doors: the cells keep their shape and the right side stays empty.
     right = max(0.3, style.WIDTH - left - 0.62 * len(columns))
     axes = style.axes(figure, left=left, right=right, top=heading, bottom=0.08)
-    style.cells(axes, table, form, top=bounds[1], bottom=bounds[0])
+    style.cells(axes, table, form, top=bounds[1], bottom=bounds[0], counts=counts, least=least)
     axes.set_yticks(range(len(rows)), [style.shortened(row) for row in rows])
     axes.xaxis.tick_top()
     axes.set_xticks(

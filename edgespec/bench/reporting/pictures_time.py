@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec.bench.reporting import style
-from edgespec.bench.reporting.pictures import Picture, fixed, leading
+from edgespec.bench.reporting.pairs import fixed
+from edgespec.bench.reporting.pictures import Picture, leading
 from edgespec.bench.specbench.folder import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _LABELLED = len(style.SERIES)  # lines with a colour and a name of their own
 _ROW = 0.27  # inches of a draft on the time line
@@ -98,52 +100,82 @@ def _rounds(axes: Axes, stretch: Mapping[str, Any], rows: Sequence[str]) -> None
 
 
 def regret(part: Mapping[str, Any]) -> Iterator[Picture]:
-    """One line a policy; plain only where it does not flatten the others."""
+    """One line a policy, level with the best fixed arm or below it; plain only where it does not flatten the others."""
     found = part["regret"]
     if found is None or len(found["questions"]) < 2:
         return
-    arms = dict(found["arms"])
+    arms, best = dict(found["arms"]), found["best_fixed"]
     plain = arms.pop(PLAIN)
-    off = plain[-1] > _OFF * max(line[-1] for line in arms.values())
+    off = plain[-1] > _OFF * max(abs(seconds) for line in arms.values() for seconds in line)
     if not off:
         arms[PLAIN] = plain
+    taken = found["plain_seconds"] - plain[-1]
     caption = (
-        "Seconds of decoding lost to the best policy of each question, added up; lower is better. Over the "
-        f"{len(found['questions'])} questions that all policies answered. "
-        f"Plain decoding took {found['plain_seconds']:.3g} s"
+        f"Seconds of decoding beyond those of {best}, the best fixed arm in hindsight (the level line, {taken:.3g} s "
+        "in all), added up question by question; lower is better, below 0 is faster. Along plain's tokens, one a "
+        f"round, in the {len(found['questions'])} questions that all policies answered"
     )
-    caption += f" and lost {plain[-1]:.3g} s, beyond the picture." if off else "."
-    figure = style.figure(2.8)
-    axes = style.axes(figure, left=0.4, right=1.45, top=0.27, bottom=0.4)
-    _lines(axes, {name: list(enumerate([0.0, *line])) for name, line in arms.items()}, part, "{:.3g} s")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("questions")
+    caption += f". Plain lost {plain[-1]:.3g} s, beyond the picture." if off else "."
+    axes = _axes(figure := style.figure(2.8))
+    lines = {name: list(zip([0, *found["tokens"]], [0.0, *line])) for name, line in arms.items()}
+    _lines(axes, lines, part, _signed, keep=(best,))
+    axes.xaxis.set_major_formatter(lambda tokens, place: style.thousands(tokens))
+    axes.set_xlabel("tokens")
     axes.set_title("seconds", loc="left", color=style.MUTED)
-    yield Picture("regret", "Regret over the questions", caption, figure)
+    yield Picture("regret", "Regret over the tokens", caption, figure)
+
+
+def _signed(seconds: float) -> str:
+    return f"{seconds:+.3g} s".replace("-", "\N{MINUS SIGN}") if seconds else "0 s"
 
 
 def memory(part: Mapping[str, Any]) -> Iterator[Picture]:
-    """One line an arm, over the answers it gave."""
-    known = {name: values for name, values in part["memory"].items() if len(values) > 1}
-    if not known:
+    """One line an arm, along the clock of the run."""
+    lines = {
+        name: [(seconds, size / 2**20) for seconds, size in points]
+        for name, points in part["memory"]["arms"].items()
+        if len(points) > 1
+    }
+    if not lines:
         return
-    figure = style.figure(2.8)
-    axes = style.axes(figure, left=0.4, right=1.45, top=0.27, bottom=0.4)
-    lines = {name: [(i + 1, value / 2**20) for i, value in enumerate(values)] for name, values in known.items()}
-    _lines(axes, lines, part, "{:.0f}")
-    axes.set_xlabel("questions run, repeats included")
+    axes = _axes(figure := style.figure(2.8))
+    _lines(axes, lines, part, "{:.0f}".format)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("seconds of the run")
     axes.set_title("MiB", loc="left", color=style.MUTED)
-    caption = "Resident memory of each arm's own process after each question. The axis does not begin at 0."
+    caption = "Resident memory of each arm's own process after each of its turns. The axis does not begin at 0."
+    for begin in part["memory"]["begins"][1:]:
+        axes.axvline(begin, color=style.MUTED, linewidth=0.7, zorder=0)
+    if len(part["memory"]["begins"]) > 1:
+        caption += " At a vertical line all processes were started anew: a --resume, or another shard."
     yield Picture("memory", "Memory over time", caption, figure)
 
 
-def _lines(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], part: Mapping[str, Any], form: str) -> None:
-    """Lines with their names and last values at the right; the least interesting ones thin, grey and nameless."""
+def _axes(figure: Figure) -> Axes:
+    """For lines with their names at the right; as few ticks as have room on a phone."""
+    axes = style.axes(figure, left=0.4, right=1.45, top=0.27, bottom=0.4)
+    axes.locator_params(axis="x", nbins=4)
+    return axes
+
+
+def _lines(
+    axes: Axes,
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    part: Mapping[str, Any],
+    form: Callable[[float], str],
+    keep: Collection[str] = (),
+) -> None:
+    """Lines with their names and last values at the right; the least interesting ones thin, grey and nameless.
+
+    form: how the last value is shown. keep: lines that have a name, whatever else there is.
+    """
     arms = part["arms"]
-    named = sorted(
-        lines,
-        key=lambda name: (name != leading(arms), fixed(name), arms[name]["kind"] == "peer", lines[name][-1][1]),
-    )[:_LABELLED]
+
+    def dull(name: str) -> tuple[bool, bool, bool, bool, float]:
+        peer = arms[name]["kind"] == "peer"
+        return name != leading(arms), name not in keep, fixed(name), peer, lines[name][-1][1]
+
+    named = sorted(sorted(lines, key=dull)[:_LABELLED], key=lambda name: _place(name, arms))
     ends: dict[str, tuple[float, str]] = {}
     for name in sorted(lines, key=lambda name: name in named):
         xs, ys = zip(*lines[name])
@@ -157,5 +189,10 @@ def _lines(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], part:
         ends[name] = ys[-1], colour
     axes.grid(axis="y")
     axes.margins(x=0)
-    labels = {f"{style.shortened(name, 17)} {form.format(y)}": (y, colour) for name, (y, colour) in ends.items()}
+    labels = {f"{style.shortened(name, 17)} {form(y)}": (y, colour) for name, (y, colour) in ends.items()}
     style.end_labels(axes, labels, axes.get_xlim()[1])
+
+
+def _place(name: str, arms: Mapping[str, Any]) -> tuple[bool, bool, bool, int]:
+    """So that an arm has the same colour in every picture, whether or not plain and other engines are in it."""
+    return name != leading(arms), arms[name]["kind"] == "peer", name == PLAIN, list(arms).index(name)

@@ -13,6 +13,7 @@ from edgespec.bench.reporting.pairs import AskedQuestion, Comparison, Part, Sums
 Amount = tuple[float, float]  # tokens, seconds
 Amounts = Callable[[Sums], Amount]
 Both = tuple[Amount, Amount]  # the arm's, plain's
+_NOTHING: Both = ((0.0, 0.0), (0.0, 0.0))
 
 
 def decoding(total: Sums) -> Amount:
@@ -40,7 +41,7 @@ class Ratios:
         questions = self._groups[group]
         both = [_both(comparison, question, amounts) for question in questions]
         rates = [_rate([pair[side] for pair in both]) for side in (0, 1)]
-        counted = sum(question.id in comparison.pairs for question in questions)
+        counted = sum(pair != _NOTHING for pair in both)
         value = rates[0] / rates[1] if rates[0] is not None and rates[1] else None
         low, high = (None, None) if value is None or counted < LEAST_FOR_INTERVAL else self._interval(group, both)
         return {
@@ -67,9 +68,13 @@ class Ratios:
 
 
 def _both(comparison: Comparison, question: AskedQuestion, amounts: Amounts) -> Both:
-    """A question that is left out adds nothing to either arm."""
+    """What a question adds to either arm: plain's tokens at the speed of each, so that it weighs the same in both where
+    their texts differ. Nothing where it is left out, or one of them has no token to take the time of."""
     pairs = comparison.pairs.get(question.id, ())
-    return amounts(sums(pair.arm for pair in pairs)), amounts(sums(pair.plain for pair in pairs))
+    (tokens, seconds), plain = amounts(sums(pair.arm for pair in pairs)), amounts(sums(pair.plain for pair in pairs))
+    if not tokens or not plain[0]:
+        return _NOTHING
+    return (plain[0], seconds * (plain[0] / tokens)), plain
 
 
 def _rate(amounts: Sequence[Amount]) -> float | None:

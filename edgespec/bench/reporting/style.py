@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HOW_TO_INSTALL = "pictures need matplotlib; install it with: pip install 'edgespec[plots]'"
 
 WIDTH = 4.0  # inches: at 400 points wide a point of type is 1.4 points high, which a phone shows readably
-SIZE, SMALL = 8.5, 7.5  # points of type
+SIZE, SMALL, SMALLEST = 8.5, 7.5, 6.5  # points of type
 LINE = 0.17  # inches from one row of type to the next
 CHARACTER = 0.065  # inches of one character of SIZE, about
 
@@ -163,10 +163,19 @@ def end_labels(axes: Axes, ends: Mapping[str, tuple[float, str]], x: float) -> N
         )  # fmt: skip
 
 
-def cells(axes: Axes, table: Sequence[Sequence[float | None]], form: str, top: float, bottom: float = 0.0) -> None:
+def cells(
+    axes: Axes,
+    table: Sequence[Sequence[float | None]],
+    form: str,
+    top: float,
+    bottom: float = 0.0,
+    counts: Sequence[Sequence[int]] | None = None,
+    least: int = 0,
+) -> None:
     """A heat map in which every cell shows its number.
 
-    form: how, as in "{:.0%}". top, bottom: the values of the darkest and of the lightest colour.
+    form: how, as in "{:.0%}". top, bottom: the values of the darkest and of the lightest colour. counts: of how many
+    each number is, which stands below it; a cell of fewer than `least` has no colour.
     """
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
@@ -174,15 +183,29 @@ def cells(axes: Axes, table: Sequence[Sequence[float | None]], form: str, top: f
     colours = colormaps[_CELLS]
     for row, values in enumerate(table):
         for column, value in enumerate(values):
-            level = None if value is None else _DARKEST * min(max((value - bottom) / ((top - bottom) or 1.0), 0.0), 1.0)
+            count = None if counts is None else counts[row][column]
+            level = None
+            if value is not None and (count is None or count >= least):
+                level = _DARKEST * min(max((value - bottom) / ((top - bottom) or 1.0), 0.0), 1.0)
             face = FAINT if level is None else colours(level)
             axes.add_patch(Rectangle((column - 0.48, row - 0.46), 0.96, 0.92, facecolor=face, linewidth=0))
-            text = "–" if value is None else form.format(value)
             ink = MUTED if level is None else "white" if level >= _WHITE_FROM else "black"
-            axes.text(column, row, text, ha="center", va="center", fontsize=SMALL, color=ink)
+            centred: Any = {"ha": "center", "va": "center", "color": ink}
+            text = "–" if value is None else form.format(value)
+            weight = "bold" if count else "normal"
+            axes.text(column, row - (0.17 if count else 0.0), text, fontsize=SMALL, fontweight=weight, **centred)
+            if count:
+                axes.text(column, row + 0.24, thousands(count), fontsize=SMALLEST, **centred)
     axes.set_xlim(-0.5, max(map(len, table), default=1) - 0.5)
     axes.set_ylim(len(table) - 0.5, -0.5)
     axes.spines[:].set_visible(False)
+
+
+def thousands(count: float) -> str:
+    """A count in at most four characters, from 0 to 999,499: "7", "950", "1.2k", "87k"."""
+    if count < 999.5:
+        return f"{count:.0f}"
+    return f"{count / 1e3:.1f}k" if count < 9950 else f"{count / 1e3:.0f}k"
 
 
 def png(figure: Figure, pixels: int = 400) -> bytes:

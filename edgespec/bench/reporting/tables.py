@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from edgespec.bench.reporting.draft_map import total
 from edgespec.bench.specbench.folder import PLAIN
 from edgespec.bench.words import counted
 
@@ -33,7 +34,7 @@ class Table(NamedTuple):
 def part_tables(part: Figures) -> list[Table]:
     """All tables of one comparison; those without rows are left out."""
     tables = [summary(part), by(part, "task"), latency(part), memory(part), seconds(part), positions(part)]
-    tables += [by(part, "category"), equality(part), differences(part), errors(part), absent(part)]
+    tables += [drafts(part), by(part, "category"), equality(part), differences(part), errors(part), absent(part)]
     return [table for table in tables if table.rows]
 
 
@@ -182,6 +183,22 @@ def positions(part: Figures) -> Table:
         rows.append([name, *row, lengths])
     columns = ["arm", *(f"place {place + 1}" for place in range(places)), "rounds by gamma"]
     return Table("Acceptance by position", columns, rows, "" if places else _NO_PLACES, long=True)
+
+
+def drafts(part: Figures) -> Table:
+    """First tokens accepted of every draft in every domain, with the number of its blocks."""
+    found = part["draft_map"]
+    rows = []
+    for draft, cells in found["drafts"].items():
+        of_domains = [cells.get(domain) for domain in found["domains"]]
+        rows.append([draft, *(_of_blocks(cell) for cell in (total(cells.values()), *of_domains))])
+    note = "In brackets: blocks, of all policies together. A draft has them where a policy chose it."
+    columns = ["draft", "all", *found["domains"]]
+    return Table("First tokens accepted, by draft and domain", columns, rows, note, long=True)
+
+
+def _of_blocks(cell: Figures | None) -> str:
+    return UNKNOWN if cell is None else f"{percent(cell['first_share'])} ({cell['blocks']:,})"
 
 
 def equality(part: Figures) -> Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import json
 import logging
 import math
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgespec.bench.reporting.pairs import Part
+from edgespec.bench.specbench import fields
 from edgespec.bench.specbench.folder import TRACES, file_name
 from edgespec.bench.specbench.worker import ANSWERS_LANE
 from edgespec.telemetry.trace import LOADS, ROUNDS
@@ -73,7 +73,7 @@ def timelines(part: Part) -> dict[str, dict[str, Any]]:
             if name in found or not file.is_file():
                 continue
             try:
-                timeline = read(json.loads(file.read_text(encoding="utf-8")))
+                timeline = read(fields.parsed(file.read_text(encoding="utf-8")))
             except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
                 _log.warning("the time line of %s is left out, %s cannot be read: %s", name, file, error)
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,12 +15,14 @@ from edgespec.bench.report import write_json
 from edgespec.bench.reporting import terminal
 from edgespec.bench.simulation import output, tables
 from edgespec.bench.simulation.devices import Device, Size, profile_names, read_device, read_size
+from edgespec.bench.simulation.ranges import Range, one_or_range, single
 from edgespec.bench.simulation.scenario import Base, Setting, costs_from, policy_for, trace_costs
 from edgespec.bench.simulation.sweep import OWN_POLICIES, SWEEPS, Ran, Sweep, run_all, sweep
-from edgespec.bench.simulation.texts import ORDERS, Corpus, limited, read_corpus, read_header
-from edgespec.bench.simulation.validate import check, validated
+from edgespec.bench.simulation.texts import ORDERS, Corpus, limited, read_corpus, read_header, with_drafts
+from edgespec.bench.simulation.validate import check, same_drafts, validated
 from edgespec.bench.specbench.arms import expanded, split_specs
 from edgespec.bench.specbench.folder import PLAIN, read_run
+from edgespec.bench.words import counted
 from edgespec.errors import ConfigError
 from predictor.costs import CostTable
 from predictor.policies.base import LOOKUP
@@ -31,22 +34,26 @@ DESCRIPTION = (
     "Replay texts of 'bench record --confidences' under any policies, oracles among them, with the policies' own code "
     "and the real ranker. Results say that they are simulated."
 )
+RANGES = "A range, as in --resident 1..3 or --load-ratio 0.5..8, is swept as by --sweep, from one end to the other."
 POLICIES = "plain,memspec@3,mab-async@3,nightjar,edgespec,oracle-static,oracle-dynamic"
 SWEPT = "mab-async@3,memspec@3,edgespec,oracle-dynamic"
 INTERRUPTED = 130
+RESIDENT = 2  # drafts in memory, as in the papers
 EVERYTHING = 1 << 20  # tokens that a standalone draft may have to read
 
 
 def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) -> None:
     """All arguments of the command. count: converts a whole number from 1 up."""
-    add = parser.add_argument
+    parser.epilog = RANGES
+    add, counts, numbers = parser.add_argument, one_or_range(count), one_or_range(_positive)
     add("traces", nargs="+", metavar="TRACES", help="folders of 'bench record --confidences'")
     add("--policies", metavar="A,B", help=f"specs with , or ; between (docs/policies.md); {POLICIES}")
-    add("--resident", type=count, default=2, metavar="K", help="drafts in memory (2)")
-    add("--load-ratio", type=_positive, metavar="R", help="seconds of a load, in plain steps")
-    add("--draft-cost", type=_positive, metavar="F", help="seconds of a draft's step, in plain steps")
-    add("--interval", type=count, metavar="N", help="rounds between scheduling points, for all policies")
-    add("--new-tokens", type=count, metavar="N", help="longest answer (as recorded)")
+    add("--drafts", type=_names, metavar="A,B", help="only these of the recorded drafts (all); lookup is always there")
+    add("--resident", type=counts, default=RESIDENT, metavar="K", help=f"drafts in memory ({RESIDENT})")
+    add("--load-ratio", type=numbers, metavar="R", help="seconds of a load, in plain steps")
+    add("--draft-cost", type=numbers, metavar="F", help="seconds of a draft's step, in plain steps")
+    add("--interval", type=counts, metavar="N", help="rounds between scheduling points, for all policies")
+    add("--new-tokens", type=counts, metavar="N", help="longest answer (as recorded)")
     add("--order", choices=ORDERS, default="interleaved", help="of the texts (interleaved domains)")
     add("--seed", type=int, default=0, metavar="N", help="of a shuffled order, and of policies that draw lots")
     add("--limit", type=count, metavar="N", help="at most N texts of each domain, evenly spread")
@@ -68,10 +75,20 @@ def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) 
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+        raise argparse.ArgumentTypeError(f"wants a number above 0, not '{text}'")
     return value
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError("wants names with commas between")
+    return names
 
 
 def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
@@ -81,23 +98,24 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
     if args.validate and args.device_profile:
         raise ConfigError("--validate compares with what this run's machine did: leave out --device-profile.")
     profile = _Profile.of(args)
+    start, ranges = _start(args, profile)
     if args.out:
         output.writable(Path(args.out))
+    folders = [Path(folder) for folder in args.traces]
     measured = None if args.validate is None else read_run(args.validate)
+    recorded = read_header(folders)
+    header = with_drafts(recorded, args.drafts)
     if measured is not None:
         check(measured)
-    folders = [Path(folder) for folder in args.traces]
-    wanted = _policies(args, read_header(folders))
-    corpus = read_corpus(folders, ranker=args.ranker, all_texts=args.all_texts)
+        same_drafts(measured, header.names, recorded.names)
+    swept = list(dict.fromkeys([*(args.sweep or ()), *ranges]))
+    wanted = _policies(args, header, recorded, start.resident, swept)
+    corpus = read_corpus(folders, drafts=args.drafts, ranker=args.ranker, all_texts=args.all_texts)
     base = Base(corpus, _costs(args, corpus, profile), args.limit)
     if profile is not None:
         base = replace(base, slow_down=profile.device.slow_down, overhead=0.0, window=EVERYTHING)
-    start = Setting(
-        resident=args.resident, load_ratio=args.load_ratio, draft_cost=args.draft_cost, interval=args.interval,
-        new_tokens=args.new_tokens, order=args.order, seed=args.seed,
-    )  # fmt: skip
     settings = [replace(start, policy=policy) for policy in wanted]
-    sweeps = _sweeps(args, corpus, start, profile)
+    sweeps = _sweeps(args, corpus, start, profile, {name: ranges.get(name) for name in swept})
     points = [setting for each in sweeps for _, _, setting in each.settings]
     try:
         ran = _replayed(base, settings + points, progress, args.jobs)
@@ -105,7 +123,7 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
     except KeyboardInterrupt:
         print("interrupted; nothing was written", file=sys.stderr)
         return INTERRUPTED
-    document = _document(args, base, profile, ran, len(settings), sweeps, validation)
+    document = _document(args, base, start, profile, ran, sweeps, validation)
     if args.out:
         output.publish(document, Path(args.out))
     if args.json:
@@ -116,29 +134,56 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
     return 0
 
 
+def _start(args: argparse.Namespace, profile: _Profile | None) -> tuple[Setting, dict[str, Range]]:
+    """What holds where nothing is varied, and the ranges that are, by the name of their sweep."""
+    ranges = {name: getattr(args, field) for name, (field, *_) in SWEEPS.items() if field}
+    ranges = {name: value for name, value in ranges.items() if isinstance(value, Range)}
+    resident = args.resident
+    if isinstance(resident, Range):  # the usual number, or what is nearest to it
+        room = resident.high if profile is None else min(resident.high, profile.slots)
+        resident = int(min(max(RESIDENT, resident.low), room))
+    start = Setting(
+        resident=resident, load_ratio=single(args.load_ratio), draft_cost=single(args.draft_cost),
+        interval=single(args.interval), new_tokens=single(args.new_tokens), order=args.order, seed=args.seed,
+    )  # fmt: skip
+    return start, ranges
+
+
 def _replayed(base: Base, settings: Sequence[Setting], progress: Callable[[int], Any], jobs: int | None) -> Ran:
     with progress(len(set(settings)) + 1) as (tell, advance):
         tell("replaying")
         return run_all(base, settings, advance, jobs)
 
 
-def _policies(args: argparse.Namespace, header: TraceHeader) -> list[str]:
-    """The policies to compare, each checked by making it. With --sweep or --validate alone, none."""
+def _policies(
+    args: argparse.Namespace, header: TraceHeader, recorded: TraceHeader, resident: int, swept: Sequence[str]
+) -> list[str]:
+    """The policies to compare, each checked by making it. With sweeps or --validate alone, none."""
     if args.policies is None:
-        return [] if args.sweep or args.validate else split_specs(POLICIES)
+        return [] if swept or args.validate else split_specs(POLICIES)
     wanted = expanded(split_specs(args.policies), [draft.name for draft in header.drafts if not draft.free])
     for policy in wanted:
+        draft = policy.split("@")[0].split(",")[0].partition(":")[2]
+        if draft in recorded.names and draft not in header.names:
+            raise ConfigError(f"{policy}: --drafts leaves {draft} out; it has {', '.join(header.names)}.")
         if policy != LOOKUP:
-            policy_for(policy, CostTable(), header, capacity=args.resident, ahead=CHECK_ONLY)
+            policy_for(policy, CostTable(), header, capacity=resident, ahead=CHECK_ONLY)
     return wanted
 
 
-def _sweeps(args: argparse.Namespace, corpus: Corpus, start: Setting, profile: _Profile | None) -> list[Sweep]:
+def _sweeps(
+    args: argparse.Namespace,
+    corpus: Corpus,
+    start: Setting,
+    profile: _Profile | None,
+    wanted: Mapping[str, Range | None],
+) -> list[Sweep]:
+    """wanted: names of sweeps, and the range of each if it has one."""
     policies = expanded(split_specs(args.policies or SWEPT), corpus.weighted)
     policies = [policy for policy in policies if policy != PLAIN]
     longest = max(len(answer) for answer in corpus.answers.values())
     slots = len(corpus.weighted) if profile is None else min(len(corpus.weighted), profile.slots)
-    return [sweep(name, policies, start, slots, longest) for name in dict.fromkeys(args.sweep or ())]
+    return [sweep(name, policies, start, slots, longest, within) for name, within in wanted.items()]
 
 
 class _Profile:
@@ -153,11 +198,12 @@ class _Profile:
             return None
         target, draft = read_size(args.model or "qwen2.5-7b"), read_size(args.draft_model or "qwen2.5-0.5b")
         made = cls(read_device(args.device_profile), target, draft)
-        slots = made.slots
-        if slots < args.resident:
-            held = f"{slots} drafts of {draft.name}" if slots >= 0 else "not even the target"
+        slots, wanted = made.slots, args.resident
+        least = wanted.low if isinstance(wanted, Range) else wanted
+        if slots < least:
+            held = f"{counted(slots, 'draft')} of {draft.name}" if slots >= 0 else "not even the target"
             raise ConfigError(
-                f"{made.device.name} has room for {held} beside {target.name}, not for --resident {args.resident}."
+                f"{made.device.name} has room for {held} beside {target.name}, not for --resident {least}."
             )
         return made
 
@@ -196,15 +242,15 @@ def _costs(args: argparse.Namespace, corpus: Corpus, profile: _Profile | None) -
 def _document(
     args: argparse.Namespace,
     base: Base,
+    start: Setting,
     profile: _Profile | None,
     ran: Ran,
-    compared: int,
     sweeps: Sequence[Sweep],
     validation: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Everything, as JSON values."""
     corpus, rows = base.corpus, iter(ran.rows)
-    policies = [next(rows) for _ in range(compared)]
+    policies = [next(rows) for _ in range(len(ran.rows) - sum(len(each.settings) for each in sweeps))]
     varied = [
         {
             "name": each.name,
@@ -217,11 +263,12 @@ def _document(
     ]
     return {
         "command": this_command(),
-        "about": _about(args, corpus, profile, ran),
+        "about": _about(args, corpus, start.resident, profile, ran),
         "warnings": _warnings(args, corpus, profile, sweeps),
         "traces": [Path(folder).name for folder in args.traces],
         "target": dict(corpus.header.target),
         "drafts": list(corpus.weighted),
+        "drafts_left_out": list(corpus.left_out),
         "seen_texts_left_out": corpus.seen,
         "costs": base.costs.to_json(),
         "device": None if profile is None else profile.to_json(),
@@ -237,17 +284,18 @@ def _document(
     }
 
 
-def _about(args: argparse.Namespace, corpus: Corpus, profile: _Profile | None, ran: Ran) -> str:
+def _about(args: argparse.Namespace, corpus: Corpus, resident: int, profile: _Profile | None, ran: Ran) -> str:
     where = "costs as measured when they were recorded"
     if args.costs is not None:
         where = f"costs of {Path(args.costs).name}"
     if profile is not None:
         where = f"costs of a model of {profile.device.name}"
-    left_out = f" ({corpus.seen} that the ranker was made with are left out)" if corpus.seen else ""
+    seen = f" ({corpus.seen} that the ranker was made with are left out)" if corpus.seen else ""
+    without = f" (without {', '.join(corpus.left_out)})" if corpus.left_out else ""
     count, target = len(limited(corpus.texts, args.limit)), corpus.header.target.get("name", "a target")
     text = (
-        f"Simulated. {count} texts{left_out} of {target}, "
-        f"{len(corpus.weighted)} drafts, {args.resident} in memory, {where}."
+        f"Simulated. {counted(count, 'text')}{seen} of {target}, {counted(len(corpus.weighted), 'draft')}{without}, "
+        f"{min(resident, len(corpus.weighted))} in memory, {where}."
     )
     if not ran.rates:
         return text
@@ -273,6 +321,8 @@ def _warnings(args: argparse.Namespace, corpus: Corpus, profile: _Profile | None
     own = [each.name for each in sweeps if each.name in OWN_POLICIES]
     if own and args.policies:
         found.append(f"--sweep {' and '.join(own)} compares policies of its own, not those of --policies.")
-    if profile is not None and profile.slots < len(corpus.weighted) and any(e.name == "resident" for e in sweeps):
+    most = args.resident.high if isinstance(args.resident, Range) else math.inf
+    wanted = min(most, len(corpus.weighted))
+    if profile is not None and profile.slots < wanted and any(each.name == "resident" for each in sweeps):
         found.append(f"Only {profile.slots} of {len(corpus.weighted)} drafts fit: the sweep of slots ends there.")
     return found

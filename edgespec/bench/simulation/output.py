@@ -85,6 +85,7 @@ def html(document: Mapping[str, Any]) -> str:
         "warnings": document["warnings"],
         "pictures": _drawn(document) if style.available() else {},
         "tables": made,
+        "left_out": [],
     }
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=TITLE,

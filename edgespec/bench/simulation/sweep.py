@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -13,12 +14,14 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgespec.bench.simulation.ranges import Range
 from edgespec.bench.simulation.scenario import Base, Setting, baseline, row_of, simulate
 from edgespec.bench.specbench.folder import PLAIN
 from edgespec.errors import ConfigError
 from predictor.replay import Outcome
 
 LOAD_RATIOS = (0.5, 1.0, 2.0, 2.7, 4.0, 8.0)
+DRAFT_COSTS = (0.02, 0.05, 0.1, 0.2, 0.4)
 INTERVALS = (2, 4, 8, 16)
 STEEPNESS = (0.0, 0.5, 1.0, 2.0, 4.0)
 OWN_POLICIES = ("prefetch", "gamma")  # experiments that are about certain policies
@@ -40,22 +43,30 @@ class Sweep:
     note: str = ""
 
 
-def sweep(name: str, policies: Sequence[str], start: Setting, drafts: int, longest: int) -> Sweep:
-    """The experiment of that name around a setting. drafts: how many have weights; longest: tokens of an answer."""
+def sweep(
+    name: str, policies: Sequence[str], start: Setting, drafts: int, longest: int, within: Range | None = None
+) -> Sweep:
+    """The experiment of that name around a setting. drafts: how many may be held; longest: tokens of an answer.
+
+    within: its ends, and the usual values between them, instead of the usual values. Raises ConfigError.
+    """
     if name not in SWEEPS:
         raise ConfigError(f"--sweep {name}: there are {', '.join(SWEEPS)}.")
-    values: Sequence[Any]
     if name == "prefetch":
         return _prefetch(start)
     if name == "gamma":
         return _gamma(start)
     field, title, axis = SWEEPS[name]
-    values = {
+    values: Sequence[float] = {
         "resident": range(1, drafts + 1),
         "load-ratio": LOAD_RATIOS,
+        "draft-cost": DRAFT_COSTS,
         "interval": INTERVALS,
         "length": [n for n in (16, 32, 64, 128, 256, 512) if n < longest] + [longest],
     }[name]
+    if within is not None:
+        most = {"resident": drafts, "length": longest}.get(name, math.inf)
+        values = within.values(f"--{field.replace('_', '-')}", values, most)
     made = []
     for value in values:
         varied: dict[str, Any] = {field: value}
@@ -66,6 +77,7 @@ def sweep(name: str, policies: Sequence[str], start: Setting, drafts: int, longe
 SWEEPS: Mapping[str, tuple[str, str, str]] = {
     "resident": ("resident", "Drafts in memory", "slots"),
     "load-ratio": ("load_ratio", "Seconds of a load", "load / plain step"),
+    "draft-cost": ("draft_cost", "Seconds of a draft's step", "draft step / plain step"),
     "interval": ("interval", "Rounds between scheduling points", "rounds"),
     "length": ("new_tokens", "Length of the answers", "new tokens at most"),
     "prefetch": ("", "Prediction, prefetching, and both", ""),

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from drafts.phrases import LEVELS
+from edgespec.config import nearest
 from edgespec.errors import ConfigError
 from predictor.features import FloatArray
+from predictor.policies.base import LOOKUP
 from predictor.ranker import Ranker, RankerError, find
 from predictor.replay import TextTrace
 from predictor.traces import TracedText, TraceError, TraceHeader, TraceReader
@@ -29,6 +31,7 @@ class Corpus:
 
     answers: the tokens of each text, by its name (= key of the traces). costs: what was measured when the first folder
     was recorded. rankings: None = there is no ranker. seen: texts left out because the ranker was made with them.
+    left_out: drafts that were recorded, and are not replayed.
     """
 
     header: TraceHeader
@@ -37,6 +40,7 @@ class Corpus:
     costs: Mapping[str, Any]
     rankings: Rankings | None
     seen: int = 0
+    left_out: tuple[str, ...] = ()
 
     @property
     def weighted(self) -> tuple[str, ...]:
@@ -86,16 +90,25 @@ class Rankings:
         return vector
 
 
-def read_corpus(folders: Sequence[Path], *, ranker: Path | str | None = None, all_texts: bool = False) -> Corpus:
+def read_corpus(
+    folders: Sequence[Path],
+    *,
+    drafts: Sequence[str] | None = None,
+    ranker: Path | str | None = None,
+    all_texts: bool = False,
+) -> Corpus:
     """The texts of these folders, recorded alike, each prompt once.
 
-    ranker: a file, "off", or None for the one that goes with the target (the user's, or the one that comes along).
-    all_texts: keep those that the ranker was made with, in which it looks better than it is. Raises ConfigError for
-    folders that are damaged, do not go together, have no confidences or not every position, or leave nothing.
+    drafts: as in `with_drafts`; nothing of the others is left. ranker: a file, "off", or None for the one that goes
+    with the target (the user's, or the one that comes along). all_texts: keep those that the ranker was made with, in
+    which it looks better than it is. Raises ConfigError for folders that are damaged, do not go together, have no
+    confidences or not every position, or leave nothing.
     """
     try:
         readers = [TraceReader(folder) for folder in folders]
-        header = _header(readers)
+        recorded = _header(readers)
+        header = with_drafts(recorded, drafts)
+        rows = [recorded.names.index(name) for name in header.names]
         found = _ranker(header, ranker)
         rankings = None if found is None else Rankings(found)
         made_with = set() if found is None or all_texts else _made_with(found)
@@ -107,10 +120,11 @@ def read_corpus(folders: Sequence[Path], *, ranker: Path | str | None = None, al
                 if text.key[:_KEY] in made_with:
                     left_out.add(text.key)
                 elif text.key not in texts:
-                    texts[text.key] = as_trace(text, header)
+                    kept = _with_rows(text, rows)
+                    texts[text.key] = as_trace(kept, header)
                     answers[text.key] = text.answer.tolist()
                     if rankings is not None:
-                        rankings.learn(text, header)
+                        rankings.learn(kept, header)
     except (TraceError, RankerError) as error:
         raise ConfigError(f"{str(error).rstrip('.')}.") from error
     if not texts:
@@ -118,7 +132,39 @@ def read_corpus(folders: Sequence[Path], *, ranker: Path | str | None = None, al
             f"All {len(left_out)} texts were used to make the ranker; record others, or take them all with --all-texts "
             "(the ranker then looks better than it is)."
         )
-    return Corpus(header, tuple(texts.values()), answers, readers[0].costs, rankings, len(left_out))
+    without = tuple(name for name in recorded.names if name not in header.names)
+    return Corpus(header, tuple(texts.values()), answers, readers[0].costs, rankings, len(left_out), without)
+
+
+def with_drafts(header: TraceHeader, drafts: Sequence[str] | None) -> TraceHeader:
+    """With these drafts only, in this order, as if no others had been there; None = with all. Lookup is always there.
+
+    Raises ConfigError for a draft that was not recorded, one that is there twice, and if none has weights.
+    """
+    if drafts is None:
+        return header
+    known = {draft.name: draft for draft in header.drafts}
+    names = [name for name in drafts if name != LOOKUP]
+    for place, name in enumerate(names):
+        if name not in known:
+            raise ConfigError(f"--drafts: the draft {name!r} was not recorded; {nearest(name, list(known))}")
+        if name in names[:place]:
+            raise ConfigError(f"--drafts has {name} twice.")
+    if all(known[name].free for name in names):
+        raise ConfigError(
+            "--drafts names no draft with weights, so that there is nothing to choose from; lookup alone is "
+            f"--policies {LOOKUP}."
+        )
+    return replace(header, drafts=tuple(known[name] for name in names))
+
+
+def _with_rows(text: TracedText, rows: Sequence[int]) -> TracedText:
+    """With these of its drafts' rows, in this order."""
+    if list(rows) == list(range(len(text.accepts))):
+        return text
+    chosen = list(rows)
+    confidences = None if text.confidences is None else text.confidences[chosen]
+    return replace(text, accepts=text.accepts[chosen], confidences=confidences)
 
 
 def read_header(folders: Sequence[Path]) -> TraceHeader:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +49,23 @@ def check(run: RunFolder) -> None:
             f"The run in {run.path} has no answers of a static:DRAFT@GAMMA, and drafts' seconds are made of them. "
             "Take a run of 'bench specbench' with static or all-statics among its --policies (static is, by default)."
         )
+
+
+def same_drafts(run: RunFolder, replayed: Collection[str], recorded: Collection[str]) -> None:
+    """ConfigError for a run whose policies had other drafts to choose from than are replayed.
+
+    recorded: all that the traces have. A run that does not say which it had is taken as it is.
+    """
+    had = run.settings.get("draft_fingerprints")
+    if not isinstance(had, Mapping) or not had or set(had) == set(replayed):
+        return
+    lacking = [name for name in had if name not in recorded]
+    if lacking:
+        raise ConfigError(
+            f"The run in {run.path} had {', '.join(lacking)}, which these traces lack: run 'bench record' with the "
+            "drafts of the run."
+        )
+    raise ConfigError(f"The run in {run.path} had other drafts than are replayed here: give --drafts {','.join(had)}.")
 
 
 def matched(corpus: Corpus, run: RunFolder) -> Matched:

@@ -14,7 +14,7 @@ from rich.console import Console
 from edgespec.bench.machine import command_to_resume
 from edgespec.bench.progress import no_progress
 from edgespec.bench.reporting.terminal import shown
-from edgespec.bench.specbench import arms, preparing, ray_cluster
+from edgespec.bench.specbench import arms, fields, preparing, ray_cluster
 from edgespec.bench.specbench.arms import Arm
 from edgespec.bench.specbench.folder import RunFolder, RunWriter, has_run, locked, other_files, read_run
 from edgespec.bench.specbench.harness import Harness, PlainFailure, Plan
@@ -85,7 +85,7 @@ def _names(text: str) -> list[str]:
 
 
 def _whole(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
+    if not text.isascii() or not text.isdigit() or len(text) > 18:  # as much as every reader of JSON takes
         raise argparse.ArgumentTypeError(f"wants a whole number from 0 up, not '{text}'")
     return int(text)
 
@@ -159,10 +159,11 @@ class _Run:
         self._encoder = preparing.open_encoder(setup.path)
         self._questions, too_long = preparing.fitting(found.mine, self._encoder, int(run.machine["context"]))
         skipped = [*found.skipped, *too_long]
+        lines = [{"file": Path(one.file).name, "line": one.line, "reason": one.reason} for one in skipped]
         self._run = dataclasses.replace(
             run,
             arms=preparing.infos(list(self._arms.values()), run),
-            skipped=[{"file": Path(one.file).name, "line": one.line, "reason": one.reason} for one in skipped],
+            skipped=fields.as_read(lines),
             questions=len(self._questions),
         )
         for one in skipped[:MOST_SHOWN]:
@@ -183,8 +184,9 @@ class _Run:
                 Harness(
                     plan, writer, self._start, self._encoder, tell=lambda text: tell(shown(text)), advance=advance
                 ).run()
+            return self._finish(writer)
         except KeyboardInterrupt:
-            writer.save()
+            writer.save(finished=writer.run.finished)
             write_answers(writer.run, self._questions, self._encoder.text)
             kept = sum(map(len, writer.run.records.values()))
             _say(f"interrupted; {counted(kept, 'turn')} {are(kept)} kept in {self._run.path}. {_go_on()}")
@@ -195,7 +197,6 @@ class _Run:
             return FAILED
         finally:
             writer.close()
-        return self._finish(writer)
 
     def _start(self, arm: Arm) -> Worker:
         return Worker(arm.name, threads=self._threads)

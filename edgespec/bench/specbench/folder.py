@@ -42,7 +42,9 @@ class Record:
     first_token_s: seconds from the prompt to the first token (None: there is none); decode_tokens in decode_s seconds
     came after that; seconds: of the whole turn.
     stats: GenerationStats.to_dict() of a policy, {} of a peer. rss_bytes: resident memory of the arm's process right
-    after the turn; resident: drafts held then. disturbance: share of all processors that other processes took.
+    after the turn; resident: drafts held then. disturbance: share of all processors that other processes took,
+    arms that only waited among them.
+    at: when the turn had ended, in seconds since the epoch; None in runs that were measured before it was written.
     """
 
     question_id: str
@@ -66,6 +68,7 @@ class Record:
     resident: tuple[str, ...] = ()
     disturbance: float | None = None
     session: int = 0
+    at: float | None = None
 
     @property
     def key(self) -> tuple[int, int, str, int]:
@@ -128,9 +131,18 @@ def has_run(path: Path) -> bool:
 
 
 def other_files(path: Path) -> list[str]:
-    """Names of what is in a folder that no run has made, in order; a run that was refused may have left its lock."""
-    own = {RUN, RECORDS, LOCK, ANSWERS, TRACES, STATE}
-    return sorted(file.name for file in path.iterdir() if file.name not in own) if path.is_dir() else []
+    """Names of what is in a folder without a run that a new run must not find there, in order.
+
+    Of a run that was refused there may be its lock and empty folders. What an earlier one left is in the way: with what
+    its policies learned, a new one would meet texts that it has seen.
+    """
+    return sorted(file.name for file in path.iterdir() if not _of_nothing(file)) if path.is_dir() else []
+
+
+def _of_nothing(file: Path) -> bool:
+    if file.name in (RECORDS, ANSWERS, TRACES, STATE):
+        return not any(inner.is_file() and inner.stat().st_size for inner in file.rglob("*"))
+    return file.name == LOCK
 
 
 def read_run(path: str | Path) -> RunFolder:
@@ -141,7 +153,7 @@ def read_run(path: str | Path) -> RunFolder:
     folder = Path(path).expanduser()
     file = folder / RUN
     try:
-        document = _parsed(file.read_text(encoding="utf-8"))
+        document = fields.parsed(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         if has_run(folder):
             raise ConfigError(
@@ -195,7 +207,7 @@ def read_records(file: Path) -> list[Record]:
     found: dict[tuple[int, int, str, int], tuple[int, Record]] = {}
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):  # what follows the last line end is half a line
         try:
-            record = Record.from_json(_parsed(line))
+            record = Record.from_json(fields.parsed(line.decode("utf-8")))
             before = found.pop(record.key, None)
             if before is not None and before[1].error is None:
                 raise ValueError(f"the same turn as in line {before[0]}")
@@ -207,18 +219,12 @@ def read_records(file: Path) -> list[Record]:
     return [record for _, record in found.values()]
 
 
-def _parsed(text: str | bytes) -> Any:
-    """JSON, but for NaN and Infinity, which it does not have and no figure can be made of."""
-
-    def refuse(name: str) -> Any:
-        raise ValueError(f"{name} is no number")
-
-    return json.loads(text, parse_constant=refuse)
-
-
 def record_line(record: Record) -> bytes:
-    """A record as it stands in its file. Raises ValueError for what no file takes: NaN, half a character."""
-    return json.dumps(record.to_json(), ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
+    """A record as it stands in its file. Raises ValueError for what no file takes (NaN, half a character), and for what
+    would not be read again: then nothing of the run would."""
+    line = json.dumps(record.to_json(), ensure_ascii=False, allow_nan=False)
+    Record.from_json(fields.parsed(line))
+    return line.encode("utf-8") + b"\n"
 
 
 def unique_files(arms: Iterable[str]) -> None:
@@ -228,6 +234,14 @@ def unique_files(arms: Iterable[str]) -> None:
         other = names.setdefault(file_name(arm), arm)
         if other != arm:
             raise ConfigError(f"the arms {other!r} and {arm!r} would be written into one file: leave one of them out")
+
+
+def differing(one: Any, other: Any) -> tuple[str, str]:
+    """Two values of a setting as a message shows them: of tables what is not the same in both, and a line at most."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
+        one, other = ({key: each[key] for key in keys if key in each} for each in (one, other))
+    return f"{one!r:.100}", f"{other!r:.100}"
 
 
 @contextmanager
@@ -324,14 +338,14 @@ class RunWriter:
         self._files.clear()
 
 
-_LATER = ("session",)  # what the first runs of this format do not have
+_LATER = ("session", "at")  # what the first runs of this format do not have
 _FIELDS: dict[str, fields.Check] = {
     **dict.fromkeys(("question_id", "category", "domain", "task"), fields.text),
     **dict.fromkeys(("repeat", "turn", "order", "group", "session"), fields.whole),
     "error": fields.or_none(fields.text),
     "prompt_tokens": fields.whole,
-    "token_ids": fields.list_of(fields.whole),
-    "round_tokens": fields.list_of(fields.whole),
+    "token_ids": fields.wholes,
+    "round_tokens": fields.wholes,
     "first_token_s": fields.or_none(fields.number),
     "decode_tokens": fields.whole,
     "decode_s": fields.number,
@@ -340,6 +354,7 @@ _FIELDS: dict[str, fields.Check] = {
     "rss_bytes": fields.whole,
     "resident": fields.list_of(fields.text),
     "disturbance": fields.or_none(fields.number),
+    "at": fields.or_none(fields.number),
 }
 _ARM_FIELDS: dict[str, fields.Check] = {
     "kind": fields.one_of(KINDS),
@@ -348,24 +363,20 @@ _ARM_FIELDS: dict[str, fields.Check] = {
     "weights": fields.text,
     "peak_memory_bytes": fields.or_none(fields.whole),
 }
-# Of the settings, those that a report computes with.
+# Of settings and machine, what a report or a --resume goes by.
 _SETTINGS: dict[str, fields.Check] = {
     "repeats": fields.or_none(fields.whole),
     "temperature": fields.or_none(fields.number),
     "policies": fields.or_none(fields.list_of(fields.text)),
 }
-
-
-def _settings(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = fields.mapping(value)
-    for name in _SETTINGS.keys() & found.keys():
-        fields.checked(found, name, _SETTINGS[name])
-    return found
-
-
+_MACHINE: dict[str, fields.Check] = {
+    **dict.fromkeys(("cpu", "device", "code"), fields.or_none(fields.text)),
+    **dict.fromkeys(("cores", "threads", "memory_bytes", "context"), fields.or_none(fields.whole)),
+    "groups": fields.list_of(fields.list_of(fields.text)),
+}
 _RUN_FIELDS: dict[str, fields.Check] = {
-    "settings": _settings,
-    "machine": fields.mapping,
+    "settings": fields.mapping_of(_SETTINGS),
+    "machine": fields.mapping_of(_MACHINE),
     **dict.fromkeys(("command", "started", "version"), fields.text),
     "skipped": lambda value: list(fields.list_of(fields.mapping)(value)),
     "questions": fields.whole,

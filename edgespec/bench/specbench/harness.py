@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgespec.bench.measure import Answer, measure
+from edgespec.bench.reporting.checks import possible
 from edgespec.bench.specbench.arms import Arm
 from edgespec.bench.specbench.folder import PLAIN, TRACES, Record, RunWriter, file_name, record_line
 from edgespec.bench.specbench.questions import Question
@@ -25,7 +26,7 @@ from edgespec.errors import PromptError
 
 WARM_UP_TOKENS = 16
 SECONDS_A_TOKEN = 3.0  # at most, or the worker hangs
-_DAMAGED = (ValueError, TypeError, KeyError, AttributeError)  # what a reply of the wrong form makes `measure` raise
+_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError)  # what a wrong reply makes `measure` raise
 
 
 class ArmChannel(Channel, Protocol):
@@ -74,7 +75,7 @@ class PlainFailure(WorkerFailure):
 class Harness:
     """Runs a plan. start: makes an arm's worker. tell: what is being done; advance: so many answers are done.
 
-    Whatever happens, no worker is left behind. PlainFailure if plain itself cannot run.
+    now: seconds since the epoch. Whatever happens, no worker is left behind. PlainFailure if plain itself cannot run.
     """
 
     def __init__(
@@ -87,9 +88,10 @@ class Harness:
         tell: Callable[[str], None] = lambda text: None,
         advance: Callable[[int], None] = lambda count: None,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._plan, self._writer, self._start, self._texts = plan, writer, start, texts
-        self._tell, self._advance, self._clock = tell, advance, clock
+        self._tell, self._advance, self._clock, self._now = tell, advance, clock, now
         self._workers: dict[str, ArmChannel] = {}
         self._restarted: set[str] = set()
         self._prepared: set[str] = set()
@@ -298,11 +300,16 @@ class Harness:
         watch = Watch(worker, [other for name, other in self._workers.items() if name != arm.name])
         label = {"question": place.question_id, "domain": place.domain, "turn": place.turn, "repeat": place.repeat}
         answer, reply = self._ask(arm, ids, min(self._plan.max_new_tokens, room), label)
-        disturbance, _ = watch.shares()
+        disturbance = min(sum(watch.shares()), 1.0)  # the other arms are other processes, too, though they only wait
         record = dataclasses.replace(
-            place, **_measured(arm, answer, reply), rss_bytes=worker.resident_bytes(), disturbance=disturbance
+            place,
+            **_measured(arm, answer, reply),
+            rss_bytes=worker.resident_bytes(),
+            disturbance=disturbance,
+            at=round(self._now(), 3),
         )
-        record_line(record)  # what no file takes is a damaged answer, and found out here
+        possible(record)  # what no report or file takes is a damaged answer: it costs this one, and not the report
+        record_line(record)
         return record
 
     def _ask(self, arm: Arm, ids: list[int], limit: int, label: dict[str, Any]) -> tuple[Answer, dict[str, Any]]:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import edgespec
 from edgespec import catalog
 from edgespec.bench.machine import describe, this_command
-from edgespec.bench.specbench import arms, questions
+from edgespec.bench.specbench import arms, fields, questions
 from edgespec.bench.specbench.arms import Arm
-from edgespec.bench.specbench.folder import PLAIN, STATE, ArmInfo, RunFolder, file_name, unique_files
+from edgespec.bench.specbench.folder import PLAIN, STATE, ArmInfo, RunFolder, differing, file_name, unique_files
 from edgespec.bench.specbench.harness import Plan
 from edgespec.bench.specbench.questions import Question
 from edgespec.bench.specbench.schedule import Shard, groups
@@ -52,6 +52,8 @@ class Asked:
 def asked(args: argparse.Namespace) -> Asked:
     """Read, choose and order the questions. ConfigError, PromptError."""
     path = Path(args.questions).expanduser()
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe is empty when it is read once more
+        raise ConfigError(f"--questions {path} is no file, and must be one: it is read again, at a --resume too.")
     items, ids, skipped = questions.read_questions(path)
     kept = questions.chosen(items, args.categories, args.limit)
     shard = Shard.parse(args.shard or "1/1")
@@ -208,7 +210,8 @@ def new_run(out: Path, settings: dict[str, Any], setup: Setup, grouped: Sequence
         "groups": [list(group) for group in grouped],
     }
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return RunFolder(out, settings, machine, this_command(), started, edgespec.__version__)
+    settings, machine, command = fields.as_read([settings, machine, this_command()])
+    return RunFolder(out, settings, machine, command, started, edgespec.__version__)
 
 
 def as_before(config: RuntimeConfig, old: RunFolder) -> RuntimeConfig:
@@ -231,10 +234,17 @@ def go_on(old: RunFolder, new: RunFolder) -> RunFolder:
         pairs.append(("edgespec's code", old.machine["code"], new.machine.get("code")))
     for name, before, now in pairs:
         if before != now:
+            was, now = differing(before, now)
             raise ConfigError(
-                f"The run in {old.path} cannot be gone on with: {name} was {before!r} and is {now!r} now. Give "
+                f"The run in {old.path} cannot be gone on with: {name} was {was} and is {now} now. Give "
                 "the same as then, or --out another folder."
             )
+    arms, together = set(new.settings["policies"]), [set(group) for group in old.machine.get("groups", ())]
+    if old.machine.get("context") is None or not together or any(PLAIN not in g or g - arms for g in together):
+        raise ConfigError(
+            f"The run in {old.path} cannot be gone on with: its run.json is damaged, it does not tell which arms were "
+            "in memory together. Give --out another folder; 'bench report' still shows what was measured."
+        )
     return dataclasses.replace(old, finished=False)
 
 

@@ -81,7 +81,7 @@ def _ids(items: Iterable[Item], skipped: list[Skipped]) -> dict[int, int | str]:
         if missing:
             skipped.append(Skipped(item.file, item.line, f"it has no {missing[0]!r}"))
         elif isinstance(name, bool) or not isinstance(name, (int, str)) or name == "":
-            skipped.append(Skipped(item.file, item.line, "'question_id' must be a number or a word"))
+            skipped.append(Skipped(item.file, item.line, "'question_id' must be a whole number or a word"))
         elif isinstance(name, str) and name.encode("utf-8", "replace").decode("utf-8") != name:
             skipped.append(Skipped(item.file, item.line, "'question_id' has half a character (a lone surrogate)"))
         else:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgespec.bench.reporting.terminal import shown
 from edgespec.bench.specbench import preparing
 from edgespec.bench.specbench.cluster import (
     INTERRUPTED,
@@ -136,7 +137,7 @@ def _keep(folder: Path, outcome: Outcome) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(shown(text), file=sys.stderr, flush=True)
 
 
 def _finished(folder: Path, *, without_errors: bool = False) -> bool:
@@ -172,7 +173,10 @@ def _check_plan(jobs: Sequence[Job], out: Path, resume: bool) -> None:
     if known is None:
         if (out / RUN).exists():
             raise ConfigError(f"{out} holds a run on this machine alone: give --out another folder.")
-        write_text(out / PLAN, json.dumps(wanted, indent=1) + "\n")
+        try:
+            write_text(out / PLAN, json.dumps(wanted, indent=1) + "\n")
+        except OSError as error:
+            raise ConfigError(f"{out / PLAN} cannot be written: {error.strerror}.") from error
         return
     if not resume:
         raise ConfigError(f"{out} holds shards already: give --resume to run those that are missing, or another --out.")

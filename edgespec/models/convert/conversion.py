@@ -9,7 +9,7 @@ What becomes of a tensor:
   already, floats stay float16 there.
 - Norms and biases stay floats: float16 where that changes nothing, else float32.
 
-A journal (`convert_journal`) says which tensors are written. A conversion that was interrupted goes on behind the last
+A journal (`convert.journal`) says which tensors are written. A conversion that was interrupted goes on behind the last
 of those whose bytes are still what they were, and ends with the very files of one that was not.
 """
 

@@ -32,7 +32,7 @@ _TYPES = ("float16", "float32", "uint8", "int8")
 class Written:
     """One tensor that was written: `forms` of the arrays that it became in order, and the crc32 of their bytes.
 
-    form: for the table that is shown. error, squares: as `convert.Kind` has them.
+    form: for the table that is shown. error, squares: as `conversion.Kind` has them.
     """
 
     name: str

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from edgespec.errors import ModelError
 from edgespec.models.base import FloatArray, ForwardOutput, KVCache, KVPool, Part
-from edgespec.models.batching import PartError, check_distinct, reserve_parts
+from edgespec.models.batching import check_slots, ready_parts
+from edgespec.models.checks import checked, closed, own_cache, positions_within, token_ids
 from edgespec.models.cuda import step as cuda_step
 from edgespec.models.cuda.copying import Copier, Pause, no_pause
 from edgespec.models.cuda.devices import capture_on, device_named
@@ -23,7 +24,7 @@ from edgespec.models.cuda.logits import DeviceLogits, Judgement, as_array, judge
 from edgespec.models.cuda.looks import Stopwatch, to_numpy
 from edgespec.models.cuda.memory import out_of_memory, return_memory, suppress_out_of_memory
 from edgespec.models.cuda.staging import Staging
-from edgespec.models.cuda.steps import MOST_SEQUENCES, WIDEST, Checked, Steps
+from edgespec.models.cuda.steps import WIDEST, Checked, Steps
 from edgespec.models.cuda.weights import load_model
 from edgespec.models.spec import ModelSpec
 from edgespec.models.weights.opening import WeightFile
@@ -66,7 +67,7 @@ class CudaDecoder:
         self.dtype: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         self.spec = weights.spec
         self.weight_format = "exact" if keep_blocks else str(self.dtype).removeprefix("torch.")
-        self.positions = min(positions or self.spec.max_positions, self.spec.max_positions)
+        self.positions = positions_within(positions, self.spec.max_positions)
         self.keep_blocks = keep_blocks
         self.form: Hashable = None  # of its weights, see `slots.form_of`
         self.kept = False  # `close` leaves everything for the next draft's weights, until `free`
@@ -101,8 +102,7 @@ class CudaDecoder:
     @property
     def position_bytes(self) -> int:
         """Bytes of keys and values of one position."""
-        spec = self.spec
-        return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * self.dtype.itemsize
+        return self.spec.position_bytes(self.dtype.itemsize)
 
     @property
     def kv_bytes(self) -> int:
@@ -137,11 +137,8 @@ class CudaDecoder:
                 self._loop(real).prepare(gammas)
 
     def new_cache(self, capacity: int | None = None) -> PagedCache:
-        capacity = self.positions if capacity is None else min(capacity, self.positions)
-        if capacity < 1:
-            raise ValueError(f"a cache needs a capacity of at least 1, not {capacity}")
         self._check_open()
-        return PagedCache(self, self.pool, capacity, self.position_bytes)
+        return PagedCache(self, self.pool, positions_within(capacity, self.positions), self.position_bytes)
 
     def new_pool(
         self, nbytes: int, *, sequences: int = 8, context: int | None = None, most_bytes: int | None = None
@@ -149,16 +146,15 @@ class CudaDecoder:
         """Memory for several sequences (see `Decoder.new_pool`)."""
         from edgespec.models.cuda.pools import new_pool
 
-        context = min(context or self.positions, self.positions)
-        return new_pool(self, self._lock, nbytes, sequences, context, most_bytes)
+        self._check_open()
+        return new_pool(self, self._lock, nbytes, sequences, positions_within(context, self.positions), most_bytes)
 
     def prepare_batch(self, slots: int) -> int:
         """Room for `slots` sequences, and a graph for every shape of their steps, so that no round captures one.
 
         The bytes are those of tables and logits; what graphs work in is not known.
         """
-        if slots > MOST_SEQUENCES:
-            raise ModelError(f"{slots} sequences in one forward are too many; {MOST_SEQUENCES} is the most")
+        check_slots(slots)
         with self._lock, torch.inference_mode():
             if slots > self.batch_slots or slots == 1 < self.batch_slots:
                 self._check_open()
@@ -194,48 +190,22 @@ class CudaDecoder:
     def forward_batch(self, parts: Sequence[Part]) -> list[ForwardOutput]:
         with self._lock, torch.inference_mode():
             self._check_open()
-            checked = self._checked(parts)
-            reserve_parts(parts)
-            outputs: list[ForwardOutput | None] = [None] * len(checked)
-            short = [place for place, part in enumerate(checked) if len(part.ids) <= WIDEST]
-            for place, part in enumerate(checked):
+            ready = ready_parts(parts, self._checked)
+            outputs: list[ForwardOutput | None] = [None] * len(ready)
+            short = [place for place, part in enumerate(ready) if len(part.ids) <= WIDEST]
+            for place, part in enumerate(ready):
                 if place not in short:
                     outputs[place] = self._long(part)
-            for place, output in zip(short, self.steps.run([checked[place] for place in short])):
+            for place, output in zip(short, self.steps.run([ready[place] for place in short])):
                 outputs[place] = output
-            for part in checked:  # last of all: what failed before leaves the caches as they were
+            for part in ready:  # last of all: what failed before leaves the caches as they were
                 part.cache.length += len(part.ids)
             return [output for output in outputs if output is not None]
 
-    def _checked(self, parts: Sequence[Part]) -> list[Checked]:
-        """What is wrong with one of several parts is its own fault, and raised as such."""
-        check_distinct(parts)
-        checked = []
-        for index, part in enumerate(parts):
-            try:
-                checked.append(self._one(part))
-            except (ModelError, ValueError) as error:
-                if len(parts) == 1:
-                    raise
-                raise PartError(index, error if isinstance(error, ModelError) else ModelError(str(error))) from error
-        return checked
-
-    def _one(self, part: Part) -> Checked:
-        tokens, cache, logits, hidden = part
-        if not isinstance(cache, PagedCache) or cache.owner is not self:
-            raise ValueError("this cache belongs to another decoder")
-        guesses, tokens = _on_device(tokens, self.device)
-        ids = np.asarray(tokens)
-        if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-            raise ValueError("token ids must be a flat, non-empty sequence of integers")
-        if ids.min() < 0 or ids.max() >= self.spec.vocab_size:
-            raise ValueError(f"token ids must be in 0..{self.spec.vocab_size - 1}, got {ids.min()}..{ids.max()}")
-        if cache.length + len(ids) > cache.capacity:
-            raise ModelError(f"{cache.length + len(ids)} tokens do not fit a cache of {cache.capacity} positions")
-        rows = len(ids) if logits is None else logits
-        if not 0 <= rows <= len(ids):
-            raise ValueError(f"asked for logits of the last {rows} of {len(ids)} tokens")
-        return Checked(ids.astype(np.int64), cache, rows, hidden, guesses)
+    def _checked(self, part: Part) -> Checked:
+        guesses, tokens = _on_device(part.tokens, self.device)
+        ids, cache, rows = checked(part._replace(tokens=tokens), PagedCache, self)
+        return Checked(ids, cache, rows, part.hidden, guesses)
 
     def takes(self, guesses: object) -> bool:
         """Whether a part may end with these, of a draft's block, without a look at them before."""
@@ -260,13 +230,16 @@ class CudaDecoder:
 
         real: ids from here on are no tokens. since: a `stopwatch`, where what was read before is part of what the block
         takes. None if `pending` or the block is too long for the graphs. Nothing waits for the device: the guesses are
-        `takes`n from there, or looked at.
+        `takes`n from there, or looked at. Raises as `forward`, and ValueError for a block of no guess.
         """
         with self._lock, torch.inference_mode():
             self._check_open()
             if len(pending) > MOST_PENDING or gamma > (MOST_DRAWN if temperature > 0 else MOST_GUESSES):
                 return None
-            loop = self._loop(real)
+            if gamma < 1:
+                raise ValueError(f"a block has 1 guess or more, not {gamma}")
+            token_ids(pending, self.spec.vocab_size)  # on a GPU, what has no row ends the process's use of it
+            loop, cache = self._loop(real), own_cache(cache, PagedCache, self)
             self.steps.settle()
             cache.reserve(cache.length + len(pending) + gamma - 1)
             guesses = loop.guess(cache, pending, gamma, temperature=temperature, uniforms=uniforms, since=since)
@@ -362,16 +335,14 @@ class CudaDecoder:
         self._long(Checked(np.zeros(count, np.int64), cache, 1, False))
 
     def _looked_up(self, ids: Sequence[int], rows: Callable[[Tensor], Tensor]) -> FloatArray:
-        at = np.asarray(ids, np.int64)
-        if at.size and (at.min() < 0 or at.max() >= self.spec.vocab_size):
-            raise ValueError(f"token ids must be in 0..{self.spec.vocab_size - 1}, got {at.min()}..{at.max()}")
+        at = token_ids(ids, self.spec.vocab_size)
         with self._lock, torch.inference_mode():
             self._check_open()
             return to_numpy(rows(torch.from_numpy(at).to(self.device)))
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ModelError("the model has been closed; load it again")
+            raise closed()
 
 
 def _on_device(tokens: Sequence[int], device: torch.device) -> tuple[DeviceTokens | None, Sequence[int]]:

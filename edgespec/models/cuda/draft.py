@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from edgespec.kernels import ops
+from edgespec.models.base import FloatArray
 from edgespec.models.cuda import looks
 from edgespec.models.cuda import step as cuda_step
 from edgespec.models.cuda.graphs import Body
 from edgespec.models.cuda.guesses import DeviceTokens
-from edgespec.models.cuda.looks import FloatArray, Stopwatch
+from edgespec.models.cuda.looks import Stopwatch
 
 if TYPE_CHECKING:
     from edgespec.models.cuda.decoder import CudaDecoder

@@ -26,6 +26,7 @@ from edgespec.errors import ModelError
 from edgespec.kernels import ops
 from edgespec.kernels.paged import ALIGNED
 from edgespec.models.cuda.staging import Staging
+from edgespec.models.kv.sequence import SequenceCache
 from edgespec.models.spec import ModelSpec
 
 BLOCK = 64  # positions
@@ -209,36 +210,20 @@ class PagedPool:
             self._returned.clear()
 
 
-class PagedCache:
-    """One sequence (see `KVCache`): its length, and the blocks that hold it."""
+class PagedCache(SequenceCache):
+    """One sequence: its length, and the blocks that hold it. Cropping keeps them: the text goes on there."""
 
     def __init__(self, owner: object, pool: PagedPool, capacity: int, position_bytes: int) -> None:
-        self.owner = owner
-        self.length = 0
-        self.capacity = capacity
+        super().__init__(owner, capacity, position_bytes)
         self.blocks: list[int] = []
         self.serial = next(_serials)  # an object's id comes back after its end, this does not
         self.changed = 0  # counts changes of `blocks`, so that a copy on the device knows when it is stale
         self._blocks_of = pool
-        self._position_bytes = position_bytes
         pool.add(self)
-
-    @property
-    def nbytes(self) -> int:
-        return self.length * self._position_bytes
-
-    def crop(self, length: int) -> int:
-        """Forget every position >= `length`; the blocks stay, the text goes on there."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot crop a cache of {self.length} positions to {length}")
-        dropped = self.length - length
-        self.length = length
-        return dropped
 
     def reserve(self, length: int) -> None:
         """Make positions below `length` writable. What fails leaves the cache as it was."""
-        if length > self.capacity:
-            raise ModelError(f"{length} tokens do not fit a cache of {self.capacity} positions")
+        super().reserve(length)
         needed = -(-length // self._blocks_of.block) - len(self.blocks)
         if needed <= 0:
             return

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from edgespec.kernels import ops
+from edgespec.models.base import FloatArray
 from edgespec.models.cuda import looks
 from edgespec.models.cuda.guesses import DeviceTokens
-from edgespec.models.cuda.looks import FloatArray, Stopwatch
+from edgespec.models.cuda.looks import Stopwatch
 
 
 class Verdict(NamedTuple):

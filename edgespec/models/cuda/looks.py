@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-FloatArray = npt.NDArray[np.float32]
+from edgespec.models.base import FloatArray
 
 
 def look(tensor: Tensor) -> npt.NDArray[Any]:

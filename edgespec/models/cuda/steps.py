@@ -7,11 +7,12 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from edgespec.models.base import ForwardOutput
+from edgespec.models.batching import SLOTS
+from edgespec.models.checks import Ids
 from edgespec.models.cuda import step as cuda_step
 from edgespec.models.cuda.graphs import Body
 from edgespec.models.cuda.guesses import DeviceTokens
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
     from edgespec.models.cuda.decoder import CudaDecoder
 
 WIDEST = 16  # tokens of a sequence in a captured step
-MOST_SEQUENCES = 16
-_SEQUENCES = (1, 2, 4, 8, MOST_SEQUENCES)  # a step over several sequences is captured for these
-_WIDTHS = (1, 2, 4, 8, WIDEST)  # and for these widths; for one sequence every width has a graph of its own
+_WIDTHS = (1, 2, 4, 8, WIDEST)  # of steps over several sequences (`SLOTS`); of one, every width has a graph of its own
 # Rows of a step. From here on a second step costs little more: kernels take 16 rows at a time, and arithmetic, not
 # memory, sets their pace. And rows of logits are what takes memory.
 MOST_ROWS = 64
@@ -47,7 +46,7 @@ class Checked(NamedTuple):
     guesses: the last ids, taken from the device; what stands in their places in `ids` says nothing.
     """
 
-    ids: npt.NDArray[np.int64]
+    ids: Ids
     cache: PagedCache
     logits: int
     hidden: bool
@@ -95,7 +94,7 @@ class Steps:
         graphs = self._decoder.graphs
         known = {width for width in widths if 1 <= width <= WIDEST}
         wanted = [(1, width) for width in sorted(known | {WIDEST} if known else known)]
-        several = [count for count in _SEQUENCES if 1 < count <= self.slots]
+        several = [count for count in SLOTS if 1 < count <= self.slots]
         wanted += [(count, width) for count in several for width in _WIDTHS if count * width <= MOST_ROWS]
         self.prepared = [width for width in self.prepared if _key(1, width) in graphs]
         for count, width in wanted:
@@ -136,7 +135,7 @@ class Steps:
     def _together(self, parts: Sequence[Checked]) -> list[ForwardOutput]:
         """One step, filled up to the next shape there is a graph for."""
         widest = max(len(part.ids) for part in parts)
-        sequences = next(count for count in _SEQUENCES if count >= len(parts))
+        sequences = next(count for count in SLOTS if count >= len(parts))
         if sequences == 1:  # as narrow as there is a graph for; where none is prepared, a new one of that very width
             prepared = self.prepared if self._decoder.graphs.enabled else ()
             width = min((count for count in prepared if count >= widest), default=widest)

@@ -1,1 +1,1 @@
-"""Who has which block of keys and values: the books of every pool, and the pool of engines that map nothing."""
+"""Keys and values: what every cache counts, who has which block, and the pool of engines that map nothing."""

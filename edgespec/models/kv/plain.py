@@ -17,8 +17,10 @@ from typing import Any, Protocol
 
 from edgespec.errors import ModelError
 from edgespec.models.base import KVCache
+from edgespec.models.checks import check_room
 from edgespec.models.kv.blocks import NO_MATCH, Match, Table
 from edgespec.models.kv.books import PoolBooks
+from edgespec.models.kv.sequence import SequenceCache
 
 _BLOCK = 64  # positions
 
@@ -33,7 +35,7 @@ class Copied(KVCache, Protocol):
         """Append the first `count` positions of what `read` gave."""
 
 
-class PlainSequence:
+class PlainSequence(SequenceCache):
     """What a pool adds to a cache class, as its first base. `join` comes before anything else."""
 
     def join(self, pool: PlainPool, table: Table) -> None:
@@ -43,23 +45,26 @@ class PlainSequence:
         self._left.atexit = False
 
     def reserve(self, length: int) -> None:
-        """Raises ModelError if it was released, NoRoom beyond what was promised."""
-        if self._pool is None:
-            raise ModelError("the KV cache of this sequence was released")
-        self._pool.reserve(self._table, length)
-        super().reserve(length)  # type: ignore[misc]
+        """Raises ModelError beyond the capacity or if it was released, NoRoom beyond what was promised."""
+        check_room(self, length - self.length)  # before any block is taken
+        self._check_pool().reserve(self._table, length)
+        super().reserve(length)
 
     def share(self, ids: Sequence[int]) -> None:
         """Nothing: others can take over what is left when this sequence is over."""
-        if self._pool is None:
-            raise ModelError("the KV cache of this sequence was released")
+        self._check_pool()
 
     def release(self, ids: Sequence[int] = ()) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
             self._left.detach()
-            pool.release(self, self._table, ids[: self.length])  # type: ignore[attr-defined]
-            self.crop(0)  # type: ignore[attr-defined]
+            pool.release(self, self._table, ids[: self.length])
+            self.crop(0)
+
+    def _check_pool(self) -> PlainPool:
+        if self._pool is None:
+            raise ModelError("the KV cache of this sequence was released")
+        return self._pool
 
 
 class PlainPool(PoolBooks):

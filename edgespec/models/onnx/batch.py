@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from edgespec.models.base import FloatArray, ForwardOutput
+from edgespec.models.checks import Ids
 from edgespec.models.onnx.binding import bind, sized, with_company
 from edgespec.models.onnx.session import open_batch_session
 from edgespec.models.spec import ModelSpec
@@ -30,7 +30,7 @@ _LEAST = 2  # rows of a slot that is not used: attention never computes a single
 class Share(NamedTuple):
     """A part that was checked: ids int64 [n] to append to `cache`, of whose last `wanted` rows logits are returned."""
 
-    ids: npt.NDArray[np.int64]
+    ids: Ids
     cache: OnnxCache
     wanted: int
     hidden: bool
@@ -107,7 +107,7 @@ class BatchRunner:
         """Bind what changes from call to call; returns each share's first row. Rows lie in the order of the slots."""
         seated = dict(zip(slots, shares, strict=True))
         starts: dict[int, int] = {}
-        ids: list[npt.NDArray[np.int64]] = []
+        ids: list[Ids] = []
         spread: list[int] = []
         gathered: list[int] = []
         rows = 0

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.models.base import FloatArray, ForwardOutput
+from edgespec.models.checks import Ids
 from edgespec.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -82,7 +83,11 @@ class Binding:
             bind(self._io.bind_input, f"past_{kind}_{layer}", buffer)
             bind(self._io.bind_output, f"present_{kind}_{layer}", buffer)
 
-    def run(self, ids: npt.NDArray[np.int64], start: int, wanted: int) -> ForwardOutput:
+    def run(self, ids: Ids, start: int, wanted: int) -> ForwardOutput:
+        """Append `ids` int64 [n] at position `start`; logits of the last `wanted` rows, valid until the next forward.
+
+        Writes the cache's buffers, not its length. Raises what ONNX Runtime raises.
+        """
         count = len(ids)
         if self._bound != (count, wanted):
             self._rebind(count, wanted)

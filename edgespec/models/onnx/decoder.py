@@ -20,7 +20,9 @@ import numpy.typing as npt
 
 from edgespec.errors import ConfigError, ModelError
 from edgespec.models.base import FloatArray, ForwardOutput, KVCache, KVPool, Part
-from edgespec.models.batching import check_distinct, one_after_another, reserve_parts
+from edgespec.models.batching import check_slots, one_after_another, ready_parts
+from edgespec.models.checks import checked, closed, positions_within
+from edgespec.models.kv.sequence import SequenceCache
 from edgespec.models.onnx.batch import BatchRunner, Share
 from edgespec.models.onnx.binding import Binding, Outputs
 from edgespec.models.onnx.cache import graph_folder
@@ -33,10 +35,9 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 WEIGHT_FORMATS = ("exact", "int8", "float32")
-BATCH_SLOTS = (2, 4, 8, 16)
 
 
-class OnnxCache:
+class OnnxCache(SequenceCache):
     """Keys and values of one sequence: float32 [1, kv_heads, capacity, head_dim] per layer.
 
     The buffers span the whole capacity, but the system backs only pages that were written: memory follows `length`.
@@ -44,28 +45,11 @@ class OnnxCache:
 
     def __init__(self, owner: OnnxDecoder, capacity: int) -> None:
         spec = owner.spec
-        self.owner = owner
-        self.length: int = 0
-        self.capacity = capacity
+        super().__init__(owner, capacity, spec.position_bytes())
         shape = (1, spec.num_kv_heads, capacity + 1, spec.head_dim)  # one more for the row that keeps another company
         self.buffers = [_on_demand(shape) for _ in range(2 * spec.num_layers)]
         self.bindings: dict[bool, Binding] = {}
         self.outputs = Outputs(spec)
-        self._position_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 4
-
-    @property
-    def nbytes(self) -> int:
-        return self.length * self._position_bytes
-
-    def crop(self, length: int) -> int:
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot crop {self.length} positions to {length}")
-        dropped = self.length - length
-        self.length = length
-        return dropped
-
-    def reserve(self, length: int) -> None:
-        """Nothing to do: pages come as they are written."""
 
 
 class OnnxDecoder:
@@ -95,7 +79,7 @@ class OnnxDecoder:
             )
         self.spec = weights.spec
         self.weight_format = weight_format
-        self.positions = min(positions or self.spec.max_positions, self.spec.max_positions)
+        self.positions = positions_within(positions, self.spec.max_positions)
         self._lock = threading.Lock()
         self._noting = threading.Lock()  # of caches and pools in the two sets below
         self._caches: weakref.WeakSet[OnnxCache] = weakref.WeakSet()
@@ -113,9 +97,8 @@ class OnnxDecoder:
         self._rotary = rotary_tables(self.spec, self.positions + 1)  # one for the row that keeps another company
 
     def new_cache(self, capacity: int | None = None) -> OnnxCache:
-        if capacity is not None and capacity < 1:
-            raise ValueError(f"a cache needs room for at least one position, not {capacity}")
-        cache = OnnxCache(self, min(capacity or self.positions, self.positions))
+        self._running()
+        cache = OnnxCache(self, positions_within(capacity, self.positions))
         with self._noting:
             self._caches.add(cache)
         return cache
@@ -132,7 +115,8 @@ class OnnxDecoder:
     ) -> KVPool:
         from edgespec.models.onnx.pools import new_pool
 
-        pool = new_pool(self, self._lock, nbytes, sequences, min(context or self.positions, self.positions), most_bytes)
+        self._running()
+        pool = new_pool(self, self._lock, nbytes, sequences, positions_within(context, self.positions), most_bytes)
         with self._noting:
             self._pools.add(pool)
         return pool
@@ -140,18 +124,17 @@ class OnnxDecoder:
     def forward(
         self, tokens: Sequence[int], cache: KVCache, *, logits: int | None = None, hidden: bool = False
     ) -> ForwardOutput:
-        cache = self._own(cache)
         with self._lock:
-            if self._session is None:
-                raise ModelError("the model is closed.")
-            ids, wanted = self._checked(tokens, cache, logits)
-            cache.reserve(cache.length + len(ids))
-            binding = cache.bindings.get(hidden)
+            session = self._running()
+            share = self._checked(Part(tokens, cache, logits, hidden))
+            ids, own = share.ids, share.cache
+            own.reserve(own.length + len(ids))
+            binding = own.bindings.get(hidden)
             if binding is None:
-                binding = cache.bindings[hidden] = Binding(self._session, self.spec, cache, self._rotary, hidden)
+                binding = own.bindings[hidden] = Binding(session, self.spec, own, self._rotary, hidden)
             with _as_model_error():
-                output = binding.run(ids, cache.length, wanted)
-            cache.length += len(ids)
+                output = binding.run(ids, own.length, share.wanted)
+            own.length += len(ids)
             return output
 
     @property
@@ -160,32 +143,29 @@ class OnnxDecoder:
         return 1 if batch is None else batch.slots
 
     def forward_batch(self, parts: Sequence[Part]) -> list[ForwardOutput]:
+        self._running()
         if self._batch is None or len(parts) < 2:  # a single sequence is faster in the graph for one
-            return one_after_another(self, parts)
-        check_distinct(parts)
+            return one_after_another(self, parts, self._checked)
         with self._lock:
-            if self._batch is None:
-                raise ModelError("the model is closed.")
-            if len(parts) > self._batch.slots:
-                raise ValueError(f"a batch of {len(parts)} sequences was given, it takes {self._batch.slots}")
-            shares = [self._share(part) for part in parts]
-            reserve_parts(parts)
+            self._running()
+            batch = self._batch
+            if batch is None or len(parts) > batch.slots:
+                raise ValueError(f"a batch of {len(parts)} sequences was given, it takes {self.batch_slots}")
+            shares = ready_parts(parts, self._checked)
             with _as_model_error():
-                outputs = self._batch.run(shares)
+                outputs = batch.run(shares)
             for share in shares:
                 share.cache.length += len(share.ids)
                 share.cache.outputs.drop()  # of when it ran alone: the batch has rows of its own
             return outputs
 
     def prepare_batch(self, slots: int) -> int:
-        if slots not in (1, *BATCH_SLOTS):
-            raise ValueError(f"a batch has {', '.join(map(str, BATCH_SLOTS))} slots, not {slots}")
+        check_slots(slots)
         with self._lock:
             if slots == 1:
                 self._batch = None
                 return 0
-            if self._session is None:
-                raise ModelError("the model is closed.")
+            self._running()
             if self._batch is None or self._batch.slots < slots:
                 self._batch = None  # first give back what a smaller one takes
                 self._batch = BatchRunner(self._graph, self.spec, slots, self._rotary, self._threads)
@@ -202,8 +182,7 @@ class OnnxDecoder:
         table = self._tables.get(name)
         if table is None:
             with self._lock:
-                if self._session is None:
-                    raise ModelError("the model is closed.")
+                self._running()
                 find = embedding_rows if name == "embedding" else head_rows
                 table = self._tables.setdefault(name, find(self._graph))
         return table
@@ -225,31 +204,15 @@ class OnnxDecoder:
         if self._scratch is not None:
             self._scratch.cleanup()
 
-    def _own(self, cache: KVCache) -> OnnxCache:
-        if not isinstance(cache, OnnxCache) or cache.owner is not self:
-            raise ValueError("the cache belongs to another decoder")
-        return cache
+    def _running(self) -> ort.InferenceSession:
+        """The session. Raises ModelError after `close`."""
+        if self._session is None:
+            raise closed()
+        return self._session
 
-    def _share(self, part: Part) -> Share:
-        cache = self._own(part.cache)
-        ids, wanted = self._checked(part.tokens, cache, part.logits)
+    def _checked(self, part: Part) -> Share:
+        ids, cache, wanted = checked(part, OnnxCache, self)
         return Share(ids, cache, wanted, part.hidden)
-
-    def _checked(
-        self, tokens: Sequence[int], cache: OnnxCache, logits: int | None
-    ) -> tuple[npt.NDArray[np.int64], int]:
-        """The ids, and how many rows of logits are wanted."""
-        ids = np.asarray(tokens, np.int64)
-        if ids.ndim != 1 or not len(ids):
-            raise ValueError("forward needs at least one token")
-        if ids.min() < 0 or ids.max() >= self.spec.vocab_size:
-            raise ValueError(f"token ids must be in 0..{self.spec.vocab_size - 1}, got {ids.min()}..{ids.max()}")
-        if cache.length + len(ids) > cache.capacity:
-            raise ModelError(f"{cache.length} + {len(ids)} tokens do not fit the context of {cache.capacity}.")
-        wanted = len(ids) if logits is None else logits
-        if not 0 <= wanted <= len(ids):
-            raise ValueError(f"logits of {wanted} positions were asked for, of {len(ids)} tokens")
-        return ids, wanted
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """A KV pool for the CPU engine: sequences whose keys and values are blocks of one file, put together by the MMU.
 
 Each running sequence has a *lane*: addresses for its whole context, shaped and bound as any cache's, over which blocks
-are mapped as it grows. Sequences that begin alike map the same blocks. See `models.kv_blocks` for who has which block,
-`models.mapped_memory` for the memory.
+are mapped as it grows. Sequences that begin alike map the same blocks. See `models.kv.blocks` for who has which block,
+`mapped_memory` for the memory.
 
 Locks. The pool's own guards its books; what takes mappings away while a forward may run in another thread takes the
 decoder's before it.
@@ -23,6 +23,7 @@ from edgespec.errors import ModelError
 from edgespec.models.base import FloatArray
 from edgespec.models.kv.blocks import NO_MATCH, Match, NoRoom, Table
 from edgespec.models.kv.books import PoolBooks
+from edgespec.models.kv.sequence import SequenceCache
 from edgespec.models.onnx.binding import Outputs
 from edgespec.models.onnx.decoder import OnnxCache
 from edgespec.models.onnx.mapped_memory import PAGE, BlockFile, Region, most_mappings
@@ -56,12 +57,9 @@ class PooledCache(OnnxCache):
     """A sequence of a `MappedPool`."""
 
     def __init__(self, pool: MappedPool, lane: Lane, table: Table) -> None:
-        self.owner = pool.owner
-        self.length = 0
-        self.capacity = pool.context
+        SequenceCache.__init__(self, pool.owner, pool.context, pool.position_bytes)  # its buffers are the lane's
         self.buffers = lane.buffers
         self.bindings, self.outputs = lane.bindings, lane.outputs
-        self._position_bytes = pool.position_bytes
         self.lane: Lane | None = lane
         self.table = table
         self.own = 0  # from this position on, what is mapped may be written
@@ -73,6 +71,7 @@ class PooledCache(OnnxCache):
 
     def reserve(self, length: int) -> None:
         """Raises ModelError if it was released or belongs to another process, NoRoom beyond what was promised."""
+        super().reserve(length)
         if self.length < self.own or length > self.mapped or os.getpid() != self._pool.pid:
             self._pool.reserve(self, length)
 

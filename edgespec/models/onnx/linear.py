@@ -20,14 +20,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.models.base import FloatArray
 from edgespec.models.onnx.writer import MICROSOFT, GraphBuilder, GraphWriter
 from edgespec.models.weights.opening import WeightFile
 from edgespec.models.weights.quantised import QuantisedTensor
 
 BLOCK = 32
 _INT8_ACTIVATIONS = 4  # accuracy_level of MatMulNBits
-
-FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

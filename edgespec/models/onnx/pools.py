@@ -30,12 +30,11 @@ def new_pool(
             return MappedPool(owner, lock, nbytes, sequences=sequences, context=context, most_bytes=most_bytes)
         except OSError as error:
             _log.warning("KV blocks cannot be shared between conversations on this system: %s", error)
-    spec = owner.spec
     return PlainPool(
         lambda: PlainOnnxCache(owner, context),
         lock,
         nbytes,
-        position_bytes=2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 4,
+        position_bytes=owner.spec.position_bytes(),
         sequences=sequences,
         context=context,
         most_bytes=most_bytes,

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from edgespec.errors import ModelError
 from edgespec.models.base import FloatArray
+from edgespec.models.checks import Ids, token_ids
 from edgespec.models.weights.files import ReadOnlyFile
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class _Constant:
     offset: int
     numbers: npt.NDArray[Any] | None
 
-    def read(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    def read(self, ids: Ids) -> npt.NDArray[Any]:
         """The rows (along the first axis) of `ids`. Rows that lie side by side are read at once."""
         if self.numbers is not None:
             return self.numbers.reshape(self.shape)[ids]
@@ -62,12 +63,8 @@ class TableRows:
         self._count = parts["table" if "table" in parts else "q"].shape[0]
 
     def rows(self, ids: Sequence[int]) -> FloatArray:
-        """float32 [n, hidden]. Raises ValueError for ids outside the table, ModelError if it cannot be read."""
-        wanted = np.asarray(ids, np.int64)
-        if wanted.ndim != 1 or not wanted.size:
-            raise ValueError("token ids must be a flat, non-empty sequence of integers")
-        if wanted.min() < 0 or wanted.max() >= self._count:
-            raise ValueError(f"token ids must be in 0..{self._count - 1}, got {wanted.min()}..{wanted.max()}")
+        """float32 [n, hidden]. Raises ValueError for ids without a row, ModelError if it cannot be read."""
+        wanted = token_ids(ids, self._count)
         table = self._parts.get("table")
         if table is not None:
             return table.read(wanted)

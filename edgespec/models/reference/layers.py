@@ -1,7 +1,4 @@
-"""The transformer layer as plain functions on torch tensors: its weights, normalisation, rotation, attention, MLP.
-
-Everything here has static shapes and never looks at a tensor's values on the host, so a CUDA graph can capture it.
-"""
+"""The transformer layer as plain functions on torch tensors: its weights, normalisation, rotation, attention, MLP."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edgespec.models.base import KVPool
 from edgespec.models.kv.plain import PlainPool, PlainSequence
-from edgespec.models.reference.decoder import GROWTH_STEP, TorchCache
+from edgespec.models.reference.decoder import TorchCache
 
 if TYPE_CHECKING:
     from edgespec.models.reference.decoder import TorchDecoder
@@ -22,12 +22,11 @@ def new_pool(
     owner: TorchDecoder, lock: threading.Lock, nbytes: int, sequences: int, context: int, most_bytes: int | None
 ) -> KVPool:
     """A `KVPool` over caches of `owner`."""
-    spec = owner.spec
     return PlainPool(
-        lambda: PlainTorchCache(owner, context, reserve=min(context, GROWTH_STEP)),
+        lambda: PlainTorchCache(owner, context),
         lock,
         nbytes,
-        position_bytes=2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * owner.dtype.itemsize,
+        position_bytes=owner.spec.position_bytes(),
         sequences=sequences,
         context=context,
         most_bytes=most_bytes,
@@ -46,4 +45,4 @@ class PlainTorchCache(PlainSequence, TorchCache):
         TorchCache.reserve(self, end)
         self.keys[:, :, begin:end] = piece[0][:, :, :count]
         self.values[:, :, begin:end] = piece[1][:, :, :count]
-        self.advance(count)
+        self.length = end

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.models.weights.quantised import FloatArray, unpack_halves
+
 ByteArray = npt.NDArray[np.uint8]
-FloatArray = npt.NDArray[np.float32]
 
 _NIBBLES = np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)
 _PAIRS = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
@@ -44,14 +45,6 @@ def dequantize(kind: str, raw: ByteArray) -> FloatArray:
     return spec.decode(raw.reshape(-1, spec.nbytes)).reshape(-1)
 
 
-def unpack_nibbles(packed: ByteArray) -> ByteArray:
-    """uint8 [n, 16] -> [n, 32]: low halves are weights 0..15, high halves 16..31."""
-    result = np.empty((len(packed), 32), np.uint8)
-    np.bitwise_and(packed, 15, out=result[:, :16])
-    np.right_shift(packed, 4, out=result[:, 16:])
-    return result
-
-
 def half(columns: ByteArray) -> FloatArray:
     """uint8 [n, 2] holding float16 -> float32 [n, 1]."""
     return np.ascontiguousarray(columns).view(np.float16).astype(np.float32)
@@ -74,16 +67,16 @@ def _bf16(blocks: ByteArray) -> FloatArray:
 
 
 def _q4_0(blocks: ByteArray) -> FloatArray:
-    return half(blocks[:, :2]) * (unpack_nibbles(blocks[:, 2:]).astype(np.float32) - np.float32(8))
+    return half(blocks[:, :2]) * (unpack_halves(blocks[:, 2:]).astype(np.float32) - np.float32(8))
 
 
 def _q4_1(blocks: ByteArray) -> FloatArray:
-    return half(blocks[:, :2]) * unpack_nibbles(blocks[:, 4:]).astype(np.float32) + half(blocks[:, 2:4])
+    return half(blocks[:, :2]) * unpack_halves(blocks[:, 4:]).astype(np.float32) + half(blocks[:, 2:4])
 
 
 def _five_bits(high: ByteArray, low: ByteArray) -> ByteArray:
     fifth = np.unpackbits(np.ascontiguousarray(high), axis=1, bitorder="little")
-    return unpack_nibbles(low) | (fifth << np.uint8(4))
+    return unpack_halves(low) | (fifth << np.uint8(4))
 
 
 def _q5_0(blocks: ByteArray) -> FloatArray:

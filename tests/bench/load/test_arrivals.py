@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from edgespec.bench.load import command
-from edgespec.bench.load.arrivals import Arrival, bursty, mean_rate, poisson, read_trace, scaled
+from edgespec.bench.load.arrivals import PARTS, Arrival, bursty, mean_rate, poisson, read_trace, scaled, spans, steps
 from edgespec.bench.load.preparing import schedule_of
 from edgespec.errors import ConfigError
 
 
-@pytest.mark.parametrize("make", [poisson, bursty])
+@pytest.mark.parametrize("make", [poisson, bursty, steps])
 def test_rate_and_range(make) -> None:
     found = make(2.0, 4000.0, 3)
     assert len(found) == pytest.approx(8000, rel=0.1)
@@ -36,6 +36,14 @@ def test_bursts_are_bursts() -> None:
 
     assert spread(poisson(2.0, 4000.0, 1)) == pytest.approx(1, abs=0.3)
     assert spread(bursty(2.0, 4000.0, 1)) > 3
+
+
+def test_steps_are_low_and_high_and_low_again() -> None:
+    found = steps(2.0, 3000.0, 1)
+    counts = [sum(begin <= arrival.at < end for arrival in found) for begin, end in spans(3000.0)]
+    assert spans(3000.0) == [(0, 1000), (1000, 2000), (2000, 3000)]
+    assert counts == [pytest.approx(500, rel=0.15), pytest.approx(5000, rel=0.05), pytest.approx(500, rel=0.15)]
+    assert sum(times for _, times in PARTS) / len(PARTS) == pytest.approx(1.0)
 
 
 def test_too_many_are_refused() -> None:
@@ -110,7 +118,10 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_trace(tmp_path / "no.csv")
 
 
-@pytest.mark.parametrize(("name", "words"), [("burst", "did you mean bursty?"), ("x.csv", "known are poisson, bursty")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("burst", "did you mean bursty?"), ("x.csv", "known are poisson, bursty, steps")],
+)
 def test_a_kind_of_arrivals_that_there_is_not(name: str, words: str) -> None:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser, int)

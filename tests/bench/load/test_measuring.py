@@ -249,3 +249,36 @@ def test_a_run_of_which_nothing_is_kept_leaves_its_folder_as_it_was(tmp_path: Pa
     assert (tmp_path / "run" / "x.json").exists()
     with pytest.raises(ConfigError, match="There is a run"):
         Folder(tmp_path / "run")
+
+
+def test_the_parts_of_a_load_that_changes_are_told_apart(tmp_path: Path) -> None:
+    system = FakeSystem(max_sessions=2, speeds={"us": 3, "fixed:1": 2})
+    changing = schedule(
+        Arm("none"), Arm("us"), Arm("goodput"), rates=(1.2,), repeats=1, seconds=60.0, limit_s=180.0, kind="steps"
+    )  # fmt: skip
+    measured = measure(system, changing)
+    made = document.build(measured.schedule, measured.stretches, Deadline(2.0, 0.2), ABOUT)
+    low, high, again = made["parts"]
+    assert [part["name"] for part in made["parts"]] == ["low", "high", "low again"]
+    asked = [sum(entry["requests"]["asked"] for entry in part["table"]) for part in made["parts"]]
+    assert asked[1] > 2 * (asked[0] + asked[2])
+    assert sum(asked) == sum(entry["requests"]["asked"] for entry in made["table"])
+    running = [part["table"][0]["mean_sequences"]["value"] for part in (low, high)]
+    assert running[1] > running[0]
+    tokens = [sum(row["table"][0]["tokens_per_second"]["value"] * (row["end"] - row["begin"]) for row in made["parts"])]
+    assert tokens == [pytest.approx(made["table"][0]["tokens_per_second"]["value"] * 58)]
+    assert again["to_none"]["arms"]["us"]["by_rate"]["1.2"]["value"] > 1
+    rows = tables.parts(made).rows
+    assert len(rows) == 9
+    assert [row[:3] for row in rows[3:5]] == [["1.2", "high (3/s)", "none"], ["1.2", "high (3/s)", "us"]]
+    assert rows[3][4] == "1.000"
+    speeds = [f"{entry['throughput']['value']:.1f}" for part in made["parts"] for entry in part["table"]]
+    assert [row[3] for row in rows] == speeds
+    assert len(set(speeds)) > 3
+    assert tables.parts(made) in tables.short(made)
+    assert [picture["title"] for picture in output.drawn(made)["Over time"]][1].startswith("Gamma of the planners")
+    unchanging = schedule(*changing.arms, rates=(1.2,))
+    steady = document.build(unchanging, measured.stretches, Deadline(2.0, 0.2), ABOUT)
+    assert steady["parts"] == []
+    assert "By part of the load" not in [table.title for table in tables.all_tables(steady)]
+    assert len(output.drawn(steady)["Over time"]) == 1

@@ -73,3 +73,14 @@ def test_elastic_memory_on_and_off_are_two_arms() -> None:
     assert [arm.elastic for arm in parse_arms(["us"], "off")] == [False]
     with pytest.raises(ConfigError, match="us twice"):
         parse_arms(["us", "us"], "on")
+
+
+def test_of_a_load_that_changes_each_part_counts_without_the_warm_up() -> None:
+    made = schedule(kind="steps", seconds=30.0)
+    assert [(part.name, part.begin, part.end) for part in made.parts()] == [
+        ("low", 2, 10), ("high", 10, 20), ("low again", 20, 30),
+    ]  # fmt: skip
+    assert [part.times for part in made.parts()] == [0.25, 2.5, 0.25]
+    assert [part.name for part in schedule(kind="steps", seconds=30.0, warm_up=10.0).parts()] == ["high", "low again"]
+    assert schedule(kind="bursty").parts() == []
+    assert len([a for a in made.arrivals(2.0, 0) if 10 <= a.at < 20]) > len(made.arrivals(2.0, 0)) / 2

@@ -167,3 +167,28 @@ def test_a_simulated_run_validates_nothing(model: Path, costs: Path, tmp_path: P
     assert load(*words, "--out", str(tmp_path / "a"), "--seconds", "5") == 0
     with pytest.raises(ConfigError, match="was simulated itself"):
         load("-m", str(model), "--validate", str(tmp_path / "a"), "--out", str(tmp_path / "b"))
+
+
+def test_a_simulated_load_that_changes(model: Path, costs: Path, tmp_path: Path, capsys: Any) -> None:
+    steep = BatchCosts({(1, 0): 0.02, (1, 3): 0.022, (8, 0): 0.05, (8, 24): 0.4})  # to guess pays beside few
+    costs.write_text(json.dumps(json.loads(costs.read_text()) | {"batch": steep.to_json()}))
+    words = ["-m", str(model), "--costs", str(costs), "--planners", "none,fixed:3,goodput", "--repeats", "1"]
+    words += ["-n", "32", "--arrivals", "steps", "--rates", "2", "--seconds", "60", "--acceptance", "0.8"]
+    assert load(*words, "--out", str(tmp_path / "a")) == 0
+    assert "By part of the load" in capsys.readouterr().out
+    made = json.loads((tmp_path / "a" / "load.json").read_text())
+    table = {(part["name"], entry["arm"]): entry for part in made["parts"] for entry in part["table"]}
+    gammas = {key: entry["mean_gamma"]["value"] for key, entry in table.items()}
+    assert gammas["low", "goodput"] > gammas["high", "goodput"] < gammas["low again", "goodput"]
+    assert gammas["low", "none"] == gammas["high", "none"] == 0
+
+
+def test_drafts_filed_under_architectures_have_their_seconds() -> None:
+    steps = {"slow": 0.003, "quick": 0.001, "ngram": 1e-5}
+    filed = CostTable({1: 0.02}, steps, loads={"quick": 0.5}, catch_up={"slow": 1.0, "quick": 2.0})
+    made = simulated.Costs(BatchCosts(COST), filed).serving(["code", "ngram"])
+    assert (made.drafts.draft("code"), made.drafts.catch_up("code", 3), made.drafts.load("code")) == (0.001, 6.0, 0.5)
+    assert made.drafts.draft("ngram") == 1e-5
+    assert made.drafts.catch_up("ngram", 1) == filed.catch_up("ngram", 1)
+    nothing = simulated.Costs(BatchCosts(COST), CostTable({1: 0.02}, {"ngram": 1e-5}))
+    assert nothing.serving(["code"]) is nothing

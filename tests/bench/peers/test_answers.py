@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.bench.measure import measure
 from edgespec.bench.peers.hf import load_assistant
+from edgespec.bench.peers.llama_cpp import LlamaCppPeer
 from edgespec.bench.peers.registry import peers
 from edgespec.bench.serve import Server
 from edgespec.errors import ConfigError
@@ -120,6 +121,15 @@ def test_llama_cpp_refuses_what_does_not_fit_its_context(answers):
     contender = present(answers, "llama.cpp")["contender"]
     with pytest.raises(ValueError, match=r"60 prompt tokens and 5 new ones exceed the context, 64"):
         contender.generate([5] * 60, 5)
+
+
+def test_llama_cpp_looks_up_in_prompts_longer_than_a_batch(tmp_path):
+    pytest.importorskip("llama_cpp")
+    file = write_tiny_gguf(tmp_path / "t.gguf", tokenizer_size=288)
+    prompt = [*PROMPT * 50, 5, 6]  # its batches have 512 tokens
+    answered = [LlamaCppPeer(str(file), 1, 640, lookup).generate(prompt, 8)["token_ids"] for lookup in (0, 10)]
+    assert len(answered[0]) == 8
+    assert answered[0] == answered[1]
 
 
 def test_an_assistant_with_other_token_ids_is_refused(tmp_path, folder):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.bench.specbench.folder import TRACES, ArmInfo, Record, file_name
+from edgespec.bench.reporting.document import build
+from edgespec.bench.specbench.folder import TRACES, ArmInfo, Record, file_name, read_run
 from tests.support.runs import failed, record, write_run
 
 TASKS = {
@@ -29,6 +30,14 @@ ARMS: dict[str, dict[str, float]] = {
     "memspec": {"": 1.8, "code": 2.0, "math": 2.1},
     "edgespec": {"": 2.0, "code": 2.3, "math": 2.5, "rag": 2.6},
 }
+QA = {"category": "qa", "task": "qa", "domain": "qa"}
+
+
+def part_of(path: Path, records: Mapping[str, Iterable[Record]], **settings: Any) -> dict[str, Any]:
+    """The one part of a run with these records."""
+    document = build([read_run(write_run(path / "run", records, **settings))])
+    (part,) = document["parts"]
+    return part
 
 
 def sample_run(path: Path, *, questions: int = 3, repeats: int = 1, seed: int = 1) -> Path:
@@ -74,16 +83,24 @@ def _answer(name: str, number: int, rate: float, rng: random.Random, **place: An
         own = place["domain"] if place["domain"] in DRAFTS else "general"
         shares |= {own: drafted * 3 // 4, "ngram": drafted - drafted * 3 // 4}
     step = 0.045 if name == "plain" else 0.052
+    kept = sum(rounds) - count
+    tallies = {
+        draft: [n, round(n * (0.72 if draft == place["domain"] else 0.5)), 3 * n, kept * n // drafted]
+        for draft, n in shares.items()
+        if draft != "plain" and n
+    }
     held = name in ("edgespec", "memspec", "mab-async")
     made = record(
         number + 1,
         rounds=rounds,
         step=step,
         order=number,
+        at=1.9e9 + 5000.0 * place["repeat"] + 40.0 * number + 4.0 * (list(ARMS).index(name) if name in ARMS else 9),
         rss_bytes=int((310 + 25 * (name != "plain") + 0.4 * number + rng.uniform(0, 4)) * 2**20),
         stats={
             "draft_share": shares,
-            "accepted_tokens": sum(rounds) - count,
+            "by_draft": tallies,
+            "accepted_tokens": kept,
             "proposed_tokens": 3 * drafted,
             "acceptance_by_position": [0.6, 0.5, 0.4] if drafted else [],
             "tries_by_position": [drafted, drafted // 2, drafted // 4] if drafted else [],

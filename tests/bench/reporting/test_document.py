@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,8 @@ from edgespec.bench.reporting import tables
 from edgespec.bench.reporting.document import build
 from edgespec.bench.specbench.folder import ArmInfo, Record, read_run
 from edgespec.errors import ConfigError
+from tests.bench.reporting.samples import QA, part_of
 from tests.support.runs import failed, record, write_run
-
-QA = {"category": "qa", "task": "qa", "domain": "qa"}
-
-
-def part_of(path: Path, records: Mapping[str, Iterable[Record]], **settings: Any) -> dict[str, Any]:
-    """The one part of a run with these records."""
-    document = build([read_run(write_run(path / "run", records, **settings))])
-    (part,) = document["parts"]
-    return part
 
 
 def test_speed_ups_by_hand(tmp_path: Path) -> None:
@@ -203,8 +194,8 @@ def test_ratios_pair_with_plain_of_the_same_group(tmp_path: Path) -> None:
     assert part["arms"]["two"]["speedup"]["value"] == pytest.approx(2)
     assert part["arms"]["two"]["speedup"]["plain_tokens_per_second"] == pytest.approx(50)
     # Regret charges both for the same plain seconds (the median of 0.1 and 0.2), so that the slow hour does not count.
-    assert part["regret"]["arms"]["two"] == [0.0]
-    assert part["regret"]["arms"]["one"] == [pytest.approx(0.075)]
+    assert part["regret"]["arms"]["two"] == [pytest.approx(-0.075)]
+    assert part["regret"]["arms"]["one"] == [pytest.approx(0)]
 
 
 def test_empty_and_one_token_answers_add_no_time(tmp_path: Path) -> None:
@@ -213,9 +204,20 @@ def test_empty_and_one_token_answers_add_no_time(tmp_path: Path) -> None:
     part = part_of(tmp_path, {"plain": answers, "arm": [record(1, step=0.005), *answers[1:]]})
     arm = part["arms"]["arm"]
     assert arm["speedup"]["value"] == pytest.approx(2)
-    assert arm["speedup"]["questions"] == 3
+    assert arm["speedup"]["questions"] == 1, "the others have nothing to time"
     assert arm["tokens"] == 12
     assert arm["first_token_s"] == pytest.approx(0.1)
+
+
+def test_questions_weigh_the_same_in_both_where_texts_differ(tmp_path: Path) -> None:
+    """An arm that is as fast everywhere is not faster for being brief where plain is slow."""
+    brief = {"token_ids": (1, 2, 3), "round_tokens": (1, 1), "decode_tokens": 2, "decode_s": 0.1}
+    nothing = {"token_ids": (1,), "round_tokens": (), "decode_tokens": 0, "decode_s": 0.0}
+    plain = [record(1, step=0.01), record(2, step=0.05), record(3, step=0.05)]
+    part = part_of(tmp_path, {"plain": plain, "arm": [record(1, step=0.01), record(2, **brief), record(3, **nothing)]})
+    found = part["arms"]["arm"]["speedup"]
+    assert found["value"] == pytest.approx(1)
+    assert found["questions"] == 2, "of an answer of one token there is no speed, and plain's counts for nothing either"
 
 
 def test_peers_without_statistics(tmp_path: Path) -> None:
@@ -317,26 +319,6 @@ def test_fallbacks_as_they_were_counted_before_are_told(tmp_path: Path) -> None:
     assert "its fallback share has the 20.0% of rounds" in part["arms"]["old"]["warnings"][0]
 
 
-def test_regret_by_hand(tmp_path: Path) -> None:
-    plain = [record(i) for i in (1, 2, 3)]
-    left = [record(1, step=0.002), record(2, step=0.01), record(3, step=0.005)]
-    right = [record(1, step=0.004), record(2, step=0.005), record(3, step=0.005)]
-    found = part_of(tmp_path, {"plain": plain, "left": left, "right": right})["regret"]
-    assert found["questions"] == ["1", "2", "3"]
-    assert found["arms"]["plain"] == pytest.approx([0.08, 0.13, 0.18])
-    assert found["arms"]["left"] == pytest.approx([0.0, 0.05, 0.05])
-    assert found["arms"]["right"] == pytest.approx([0.02, 0.02, 0.02])
-    assert found["plain_seconds"] == pytest.approx(0.3)
-
-
-def test_memory(tmp_path: Path) -> None:
-    records = [record(1, rss_bytes=100), record(1, turn=1, rss_bytes=300), record(2, rss_bytes=200)]
-    part = part_of(tmp_path, {"plain": records}, arms={"plain": ArmInfo("policy", peak_memory_bytes=900)})
-    assert part["memory"] == {"plain": [300, 200]}
-    assert part["arms"]["plain"]["peak_memory_bytes"] == 900
-    assert part_of(tmp_path / "2", {"plain": records})["arms"]["plain"]["peak_memory_bytes"] == 300
-
-
 def test_a_run_without_any_answer(tmp_path: Path) -> None:
     part = part_of(tmp_path, {"plain": [], "edgespec": []}, finished=False)
     assert part["questions"] == 0
@@ -357,6 +339,7 @@ def test_a_run_in_which_plain_failed_throughout(tmp_path: Path) -> None:
         ({"seconds": -1.0}, "seconds is -1.0"),
         ({"first_token_s": float("inf")}, "first_token_s is inf"),
         ({"decode_s": 0.0}, "10 tokens in no time"),
+        ({"decode_s": 1e-320}, "10 tokens in no time"),
         ({"decode_tokens": 12}, "decode_tokens is 12 of 11"),
         ({"stats": {"target_seconds": float("nan")}}, "target_seconds is nan"),
         ({"stats": {"loads": "many"}}, "loads is 'many'"),
@@ -364,6 +347,12 @@ def test_a_run_in_which_plain_failed_throughout(tmp_path: Path) -> None:
         ({"stats": {"draft_share": {"a": -1}}}, "draft_share of a is -1"),
         ({"stats": {"draft_share": {"a": float("nan")}}}, "draft_share of a is nan"),
         ({"stats": {"gamma_histogram": {"a": 1}}}, "gamma_histogram has 'a'"),
+        ({"at": float("nan")}, "at is nan"),
+        ({"stats": {"by_draft": [1]}}, "by_draft is not counts by name"),
+        ({"stats": {"by_draft": {"a": [1, 1, 3]}}}, "not blocks, first, proposed, accepted"),
+        ({"stats": {"by_draft": {"a": [1, 1, 3, -1]}}}, "by_draft of a is -1"),
+        ({"stats": {"by_draft": {"a": [1, 2, 3, 1]}}}, "more accepted than proposed"),
+        ({"stats": {"by_draft": {"a": [1, 1, 3, 4]}}}, "more accepted than proposed"),
         ({"stats": {"fallback_share": 3}}, "fallback_share is 3, more than all"),
         ({"stats": {"acceptance_by_position": ["0.5"]}}, "not a number"),
         ({"stats": {"acceptance_by_position": [0.5, 0.5], "tries_by_position": [3]}}, "of the same places"),

@@ -111,7 +111,12 @@ def test_a_measured_gap_belongs_to_its_place(tmp_path: Path) -> None:
 
 
 def test_damaged_gaps_are_named(tmp_path: Path) -> None:
-    for gaps in ('{"margin": 0}', '{"margin": 0, "gap": NaN}'):
+    for gaps in (
+        '{"margin": 0}',
+        '{"margin": 0, "gap": NaN}',
+        "[" * 100_000,
+        '{"margin": 0, "gap": ' + "9" * 400 + "}",
+    ):
         (tmp_path / TIES).write_text(f'["arm", 0, 0, "1", 0, 3, {gaps}]\n', encoding="utf-8")
         with pytest.raises(ConfigError, match="line 1 is damaged"):
             read_ties(tmp_path)

@@ -91,6 +91,17 @@ def test_other_settings_are_refused_by_name(tmp_path: Path, name: str, value: An
         build([one, two])
 
 
+def test_of_a_table_what_differs_is_named(tmp_path: Path) -> None:
+    tables = [{"draft_fingerprints": {"code": "a" * 64, "math": digit * 64}, "fingerprint": "f"} for digit in "12"]
+    one, two = (shard(tmp_path, str(q), (q,), settings=each) for q, each in enumerate(tables, start=1))
+    with pytest.raises(ConfigError) as caught:
+        build([one, two])
+    assert "draft_fingerprints is {'math': '111" in str(caught.value)
+    assert "aaaa" not in str(caught.value)
+    with pytest.raises(ConfigError, match="model is 'other' in the first"):
+        build([shard(tmp_path, "three", (3,), settings={**tables[0], "model": "other"}), two])
+
+
 def test_other_threads_on_one_machine_are_another_setting(tmp_path: Path) -> None:
     one, two = shard(tmp_path, "a", (1,)), shard(tmp_path, "b", (2,), settings={"threads": 1})
     with pytest.raises(ConfigError, match="threads"):

@@ -54,7 +54,7 @@ def test_speed_ups_show_arms_fastest_first_with_their_numbers(part: dict[str, An
 def test_heat_maps_show_every_number(part: dict[str, Any]) -> None:
     with style.drawing():
         made = {picture.name: picture for picture in pictures.heat_maps(part)}
-    assert set(made) == {"map-acceptance-rate", "map-tokens-per-round", "drafts-0", "drafts-1", "drafts-2"}
+    assert set(made) == {"map-acceptance", "map-tokens-per-round", "drafts-0", "drafts-1", "drafts-2"}
     assert made["drafts-0"].title == "Drafts used by edgespec, % of rounds", "ours first"
     shown = texts(made["map-tokens-per-round"].figure)
     rate = part["arms"]["edgespec"]["by_domain"]["rag"]["tokens_per_round"]
@@ -64,13 +64,47 @@ def test_heat_maps_show_every_number(part: dict[str, Any]) -> None:
     assert {"ngram", "code"} <= set(texts(made["drafts-0"].figure))
 
 
+def test_drafts_stand_by_domains_with_how_many_blocks_are_behind_each(part: dict[str, Any]) -> None:
+    cells = {"code": {"first_share": 0.62, "blocks": 1234}, "chat": {"first_share": 0.4, "blocks": 49}}
+    few = {"domains": ["chat", "code", "qa"], "drafts": {"code": cells}, "least_blocks": 50, "left_out": None}
+    with style.drawing():
+        picture = next(pictures.heat_maps({**part, "draft_map": few}))
+        rows = [label.get_text() for label in next(pictures.heat_maps(part)).figure.axes[0].get_yticklabels()]
+    assert picture.name == "map-acceptance"
+    (axes,) = picture.figure.axes
+    assert [text.get_text() for text in axes.texts] == ["40", "49", "62", "1.2k", "–"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["chat", "code", "qa"]
+    pale, coloured, empty = (patch.get_facecolor() for patch in axes.patches)
+    assert pale == empty != coloured, "a share of few blocks has no colour"
+    assert rows == ["code", "math", "qa", "general", "ngram"]
+    with style.drawing():
+        assert next(pictures.heat_maps({**part, "draft_map": {**few, "drafts": {}}})).name == "map-tokens-per-round"
+
+
+def test_counts_take_little_room() -> None:
+    counts = {0: "0", 999: "999", 1234: "1.2k", 9949: "9.9k", 9951: "10k", 123_456: "123k"}
+    assert {count: style.thousands(count) for count in counts} == counts
+
+
 def test_lines_along_the_run(part: dict[str, Any]) -> None:
     with style.drawing():
         (regret,) = pictures_time.regret(part)
         (memory,) = pictures_time.memory(part)
         (line,) = pictures_time.time_lines(part)
     last = part["regret"]["arms"]["edgespec"][-1]
-    assert f"edgespec {last:.3g} s" in texts(regret.figure)
+    assert f"edgespec {last:+.3g} s".replace("-", "\N{MINUS SIGN}") in texts(regret.figure)
+    best = part["regret"]["best_fixed"]
+    assert f"{best} 0 s" in texts(regret.figure), "what the others are measured by has its name"
+    assert best in regret.caption
+    ends = {line.get_xdata()[-1] for line in regret.figure.axes[0].lines}
+    assert ends == {part["regret"]["tokens"][-1]}
+    clock = max(points[-1][0] for points in part["memory"]["arms"].values())
+    assert max(line.get_xdata()[-1] for line in memory.figure.axes[0].lines) == clock
+    assert "started anew" not in memory.caption
+    with style.drawing():
+        (again,) = pictures_time.memory({**part, "memory": {**part["memory"], "begins": [0.0, 40.0]}})
+    assert [40.0, 40.0] in [list(line.get_xdata()) for line in again.figure.axes[0].lines]
+    assert "started anew: a --resume" in again.caption
     assert any(text.startswith("plain ") for text in texts(memory.figure))
     assert "1 " in " ".join(texts(line.figure))
     assert {"ngram", "plain", "math"} <= set(texts(line.figure))
@@ -84,11 +118,24 @@ def test_lines_along_the_run(part: dict[str, Any]) -> None:
 
 def test_plain_does_not_flatten_the_others(part: dict[str, Any]) -> None:
     few = {**part["regret"], "arms": {"plain": [5.0, 90.0], "edgespec": [0.1, 0.2], "memspec": [0.2, 0.3]}}
-    few["questions"] = ["1", "2"]
+    few |= {"questions": ["1", "2"], "tokens": [60, 120]}
     with style.drawing():
         (picture,) = pictures_time.regret({**part, "regret": few})
-    assert "lost 90 s, beyond the picture" in picture.caption
+    assert "Plain lost 90 s, beyond the picture" in picture.caption
     assert not any(text.startswith("plain") for text in texts(picture.figure))
+
+
+def test_what_regret_is_measured_by_has_its_name_among_many(part: dict[str, Any]) -> None:
+    learners = [f"learner{number}" for number in range(9)]
+    found = {
+        "questions": ["1", "2"], "tokens": [10, 20], "plain_seconds": 1.0, "best_fixed": "ngram",
+        "arms": {"plain": [0.1, 0.2], "ngram": [0.0, 0.0], **{name: [-0.1, -0.2] for name in learners}},
+    }  # fmt: skip
+    arms = {**part["arms"], **dict.fromkeys(learners, part["arms"]["memspec"])}
+    with style.drawing():
+        (picture,) = pictures_time.regret({**part, "regret": found, "arms": arms})
+    assert "ngram 0 s" in texts(picture.figure)
+    assert len(picture.figure.axes[0].lines) == len(found["arms"]), "the others without"
 
 
 def test_pictures_stand_on_one_page(part: dict[str, Any]) -> None:
@@ -122,6 +169,7 @@ def test_names_are_texts_not_formulas(tmp_path: Path) -> None:
         odd: [record(i, rounds=(2,) * 5, **place) for i in (1, 2)],
     }
     stats = {"proposed_tokens": 4, "accepted_tokens": 2, "draft_share": {"<i>": 3, "plain": 1}}
+    stats |= {"by_draft": {"<i>": [3, 1, 4, 2]}}
     records["memspec"] = [record(i, stats=stats, **place) for i in (1, 2)]
     part = build([read_run(write_run(tmp_path / "run", records))])["parts"][0]
     made = [picture for group in drawn(part, "p0").values() for picture in group]

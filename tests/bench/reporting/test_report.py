@@ -180,6 +180,9 @@ def test_without_matplotlib_there_are_no_pictures(tmp_path: Path) -> None:
     publish([folder], folder, Console(file=(tmp_path / "printed").open("w")))
     text = "".join(page(folder).itertext())
     assert "There are no pictures here: pictures need matplotlib" in text
+    said = "Memory over time is left out: 2 turns of run, of an earlier version, do not say when they were measured."
+    assert said in text
+    assert said in (folder / "report.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("records", [{"plain": []}, {"plain": [failed(1)]}, {"plain": [record(1)]}])

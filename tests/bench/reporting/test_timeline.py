@@ -86,7 +86,7 @@ def test_one_long_answer_is_cut() -> None:
 
 
 def test_traces_of_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    names = ("plain", "edgespec", "memspec", "static:code@3")
+    names = ("plain", "edgespec", "memspec", "nightjar", "static:code@3")
     run = read_run(write_run(tmp_path / "run", {name: [record(1)] for name in names}))
     trace_file(run.path, "edgespec").write_text(
         json.dumps(trace(answer(0, 2), a_round(0, "code"), a_round(1, "ngram"))), encoding="utf-8"
@@ -97,8 +97,10 @@ def test_traces_of_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     endless = trace(answer(0, float("inf")), a_round(0, "code"), a_round(1, "ngram"))
     trace_file(run.path, "plain").write_text(json.dumps(endless), encoding="utf-8")
     trace_file(run.path, "memspec").write_text('{"traceEvents": [{"ph": "X"}]}', encoding="utf-8")
+    trace_file(run.path, "nightjar").write_text("[" * 100_000, encoding="utf-8")
     with caplog.at_level(logging.WARNING):
         found = timelines(Part([run]))
     assert list(found) == ["edgespec"], "an arm that always does the same has nothing to show"
     assert "memspec.json cannot be read" in caplog.text
+    assert "nightjar.json cannot be read" in caplog.text
     assert "plain.json cannot be read" in caplog.text

@@ -104,6 +104,10 @@ def test_settings_of_the_command_line_count(traces: str, capsys: pytest.CaptureF
         (["--validate", "nothing"], "There is no run"),
         (["--validate", "nothing", "--device-profile", "agx-orin"], "leave out --device-profile"),
         (["--policies", "static:left@4"], "at most 3"),
+        (["--drafts", "lefd"], "was not recorded; did you mean left"),
+        (["--drafts", "words"], "no draft with weights"),
+        (["--drafts", "right", "--policies", "static:left@3"], "static:left@3: --drafts leaves left out; it has right"),
+        (["--drafts", "right", "--policies", "nightjar:left", "--sweep", "resident"], "leaves left out"),
     ],
 )
 def test_what_cannot_work_is_refused(traces: str, arguments: list[str], message: str) -> None:
@@ -166,3 +170,16 @@ def test_rates_are_those_of_policies_in_one_process(traces: str, capsys: pytest.
     assert set(replayed["rounds_per_second"]) == {"memspec@3"}
     assert replayed["rounds"] == document["rows"][1]["rounds"]
     assert "a second in one process" in document["about"]
+
+
+def test_only_the_drafts_that_are_named_take_part(traces: str, capsys: pytest.CaptureFixture[str]) -> None:
+    named = ("--drafts", "right", "--policies", "all-statics,edgespec", "--sweep", "resident")
+    assert simulate(traces, *named, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [row["policy"] for row in document["rows"]] == ["plain", "static:right@3", "edgespec"]
+    assert (document["drafts"], document["drafts_left_out"]) == (["right"], ["left", "words"])
+    assert "1 draft (without left, words), 1 in memory" in document["about"]
+    assert {point["value"] for point in document["sweeps"][0]["points"]} == {1}
+    assert {point["line"] for point in document["sweeps"][0]["points"]} == {"static:right@3", "edgespec"}
+    for row in document["rows"]:
+        assert set(row["draft_share"]) <= {"right", "plain"}

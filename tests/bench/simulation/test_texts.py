@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from edgespec.bench.simulation import texts as module
+from edgespec.bench.simulation.scenario import Base, Setting, simulate
 from edgespec.bench.simulation.texts import Rankings, as_trace, limited, ordered, read_corpus, shortened
 from edgespec.errors import ConfigError
+from predictor.costs import CostTable
 from predictor.features import RECENT
-from predictor.traces import TraceDraft
-from tests.bench.simulation.made import FakeRanker, folder, header, text
+from predictor.traces import TraceDraft, TraceWriter
+from tests.bench.simulation.made import COSTS, FakeRanker, folder, header, text
 from tests.support import traces
 
 
@@ -105,3 +107,67 @@ def test_folders_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
         read_corpus([folder(tmp_path / "a", 2), folder(tmp_path / "b", 2, drafts=tuple(other))], ranker="off")
     with pytest.raises(ConfigError, match="nothing"):
         read_corpus([tmp_path / "nothing"], ranker="off")
+
+
+def test_drafts_that_are_left_out_were_never_there(tmp_path: Path) -> None:
+    """As traces in which only the others were recorded."""
+    both = folder(tmp_path / "both", 6)
+    corpus = read_corpus([both], drafts=["right"], ranker="off")
+    alone = header(drafts=header().drafts[1:2])
+    writer = TraceWriter(tmp_path / "alone", alone)
+    for seed in range(6):
+        whole = text(seed)
+        confidences = None if whole.confidences is None else whole.confidences[1:2]
+        writer.add(dataclasses.replace(whole, accepts=whole.accepts[1:2], confidences=confidences))
+    expected = read_corpus([tmp_path / "alone"], ranker="off")
+    assert corpus.header == expected.header
+    assert corpus.left_out == ("left", "words")
+    assert not corpus.free
+    costs = CostTable.from_json({**COSTS, "loads": COSTS["load_seconds"]})
+    for policy in ("edgespec", "memspec@3", "oracle-dynamic", "static:right@3"):
+        setting = Setting(policy, resident=1)
+        found, wanted = simulate(Base(corpus, costs), setting), simulate(Base(expected, costs), setting)
+        assert found == wanted
+        assert "left" not in found.share
+    everything = read_corpus([both], ranker="off")
+    assert simulate(Base(everything, costs), Setting("edgespec", resident=1)) != found
+
+
+def test_drafts_come_in_the_order_in_which_they_are_named(tmp_path: Path) -> None:
+    where = folder(tmp_path / "a", 2)
+    whole, turned = read_corpus([where], ranker="off"), read_corpus([where], drafts=["words", "right"], ranker="off")
+    assert (turned.weighted, turned.free, turned.left_out) == (("right",), {"words"}, ("left",))
+    for before, after in zip(whole.texts, turned.texts):
+        assert before.confidences is not None
+        assert after.confidences is not None
+        assert np.array_equal(after.accepts, before.accepts[[2, 1]])
+        assert np.array_equal(after.confidences, before.confidences[[2, 1]])
+        assert np.array_equal(after.levels["words"], before.levels["words"])
+    assert read_corpus([where], drafts=["ngram", "left"], ranker="off").weighted == ("left",)
+
+
+def test_the_ranker_answers_for_the_drafts_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def find(*arguments: object) -> tuple[None, list[str]]:
+        asked.append(arguments[-1])
+        return None, []
+
+    monkeypatch.setattr(module, "find", find)
+    read_corpus([folder(tmp_path / "a", 2)], drafts=["right", "words"])
+    assert asked == [{"right": traces.sha("right")}]
+
+
+@pytest.mark.parametrize(
+    ("drafts", "message"),
+    [
+        (["rigth"], "'rigth' was not recorded; did you mean right"),
+        (["x"], "'x' was not recorded; known are left, right, words"),
+        (["left", "right", "left"], "left twice"),
+        (["words"], "no draft with weights"),
+        (["ngram"], "no draft with weights"),
+    ],
+)
+def test_drafts_that_cannot_be_replayed_are_named(tmp_path: Path, drafts: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_corpus([folder(tmp_path / "a", 2)], drafts=drafts, ranker="off")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,15 @@ import pytest
 from edgespec.bench.reporting.document import build
 from edgespec.bench.simulation import tables
 from edgespec.bench.simulation.scenario import Base, Setting, simulate
-from edgespec.bench.simulation.texts import shortened
-from edgespec.bench.simulation.validate import check, matched, run_costs, validated
+from edgespec.bench.simulation.texts import read_corpus, shortened
+from edgespec.bench.simulation.validate import check, matched, run_costs, same_drafts, validated
 from edgespec.bench.specbench.arms import expanded, split_specs
 from edgespec.bench.specbench.command import DEFAULT_POLICIES
-from edgespec.bench.specbench.folder import Record, read_run
+from edgespec.bench.specbench.folder import Record, RunFolder, read_run
 from edgespec.errors import ConfigError
 from predictor.costs import CostTable
 from tests.bench.simulation import made
+from tests.bench.simulation.test_command import simulate as run_command
 from tests.support.runs import record, write_run
 from tests.support.traces import NEW
 
@@ -229,3 +231,33 @@ def test_an_answer_that_ended_is_not_taken_for_the_beginning_of_another(base: Ba
     records = {arm: turns(base, arm, new=4)[:1] for arm in ("plain", "static:left@3")}
     found = matched(corpus, read_run(write_run(tmp_path / "run", records)))
     assert [text.name for text in found.texts] == ["short"]
+
+
+def test_a_run_with_other_drafts_than_are_replayed_is_refused(base: Base, tmp_path: Path) -> None:
+    def run(*names: str) -> RunFolder:
+        settings = {**ASKED, "draft_fingerprints": dict.fromkeys(names, "f")}
+        records = {arm: turns(base, arm) for arm in ("plain", "static:left@3", "edgespec")}
+        return read_run(write_run(tmp_path / "".join(names), records, settings=settings, machine={"slots": 2}))
+
+    recorded = base.corpus.header.names
+    same_drafts(run(*recorded), recorded, recorded)
+    same_drafts(run("left"), ["left"], recorded)
+    with pytest.raises(ConfigError, match="give --drafts left,words"):
+        same_drafts(run("left", "words"), recorded, recorded)
+    with pytest.raises(ConfigError, match="had third, which these traces lack"):
+        same_drafts(run("left", "third"), recorded, recorded)
+
+
+def test_the_command_compares_a_run_of_fewer_drafts_with_those(
+    base: Base, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = read_corpus([made.folder(tmp_path / "traces")], drafts=["left"], ranker="off")
+    records = {arm: turns(replace(base, corpus=corpus), arm) for arm in ("plain", "static:left@3", "edgespec")}
+    settings = {**ASKED, "draft_fingerprints": {"left": "f"}}
+    path = write_run(tmp_path / "run", records, settings=settings, machine={"slots": 2})
+    asked = (str(tmp_path / "traces"), "--validate", str(path))
+    with pytest.raises(ConfigError, match="give --drafts left"):
+        run_command(*asked)
+    assert run_command(*asked, "--drafts", "left", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["validation"]
+    assert max(map(abs, errors(found).values())) < 0.05

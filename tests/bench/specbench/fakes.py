@@ -86,6 +86,7 @@ class Fakes:
         self.said: list[str] = []
         self.workers: list[FakeArm] = []
         self.asked: list[tuple[str, tuple[int, ...]]] = []
+        self.epoch = itertools.count(1_900_000_000.0, 0.5)  # what a clock on the wall shows, from look to look
 
     def start(self, arm: Arm) -> FakeArm:
         """The builder of an arm is a worker that is asked for nothing."""
@@ -117,7 +118,16 @@ class Fakes:
         writer = RunWriter(run)
         try:
             ticks = itertools.count(step=10.0)
-            Harness(plan, writer, self.start, FakeTexts(), tell=self.said.append, clock=lambda: next(ticks)).run()
+            harness = Harness(
+                plan,
+                writer,
+                self.start,
+                FakeTexts(),
+                tell=self.said.append,
+                clock=lambda: next(ticks),
+                now=lambda: next(self.epoch),
+            )
+            harness.run()
         finally:
             writer.save()
             writer.close()

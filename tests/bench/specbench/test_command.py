@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,26 @@ def test_lines_and_questions_that_cannot_be_used_are_counted_and_named(
     assert len(workers.asked) == 3
     err = capsys.readouterr().err
     assert all(words in err for words in ("line 2: it is not JSON", "line 3", "do not fit the context of 128"))
+
+
+def test_a_question_file_whose_name_is_no_utf_8(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "Worker", Workers(stop_after=1))
+    run()  # which writes a file with the usual name
+    odd = os.fsdecode(bytes(tmp_path) + b"/q\xff.jsonl")
+    os.rename(tmp_path / "question.jsonl", odd)
+    with open(odd, "a") as stream:
+        stream.write("{half\n")
+    monkeypatch.setattr(sys, "argv", ["edgespec", "bench", "specbench", "--questions", odd])
+    monkeypatch.setattr(command, "Worker", Workers(stop_after=1))
+    words = ("--questions", odd, "--policies", "plain", "--repeats", "1")
+    assert run(*words, out="odd") == 130
+    monkeypatch.setattr(command, "Worker", Workers())
+    assert run(*words, "--resume", out="odd") == 0
+    found = read_run(tmp_path / "odd")
+    assert (found.settings["questions"], found.skipped[0]["file"]) == ("q?.jsonl", "q?.jsonl")
+    assert "left out: " in capsys.readouterr().err
 
 
 def test_shards_share_the_questions_out(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.bench.specbench.folder import LOCK
+from edgespec.bench.specbench.folder import LOCK, STATE
+from tests.bench.specbench.fakes import LINES
 
 pytestmark = pytest.mark.usefixtures("no_models")
 
@@ -33,6 +36,8 @@ pytestmark = pytest.mark.usefixtures("no_models")
         (["--temperature", "nan"], "wants a number from 0 to 100"),
         (["--retry-errors"], "--retry-errors goes with --resume"),
         (["--limit", "0"], "whole number from 1 up"),
+        (["--limit", "9" * 400], "whole number from 1 up"),
+        (["--order", "shuffled", "--seed", "9" * 400], "whole number from 0 up"),
         (["-n", "100000"], "--max-new-tokens must be at most"),
         (["--resident", "9000", "--memory-budget", "1KB"], "memory"),
     ],
@@ -57,6 +62,21 @@ def test_a_file_without_a_usable_question_is_refused(
     assert "No question can be asked" in capsys.readouterr().err
 
 
+def test_a_question_file_that_can_be_read_once_only_is_refused(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in --questions <(head question.jsonl): a --resume could not tell whether it is the same."""
+    reading, writing = os.pipe()
+    os.write(writing, json.dumps(LINES[0]).encode() + b"\n")
+    os.close(writing)
+    try:
+        assert run("--questions", f"/dev/fd/{reading}") == 2
+    finally:
+        os.close(reading)
+    assert "is no file" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_there_must_be_a_run_to_go_on_with_and_nothing_of_others_in_the_folder(
     run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,6 +89,17 @@ def test_there_must_be_a_run_to_go_on_with_and_nothing_of_others_in_the_folder(
     assert run(out="full") == 2
     assert "has other files (a, b, c, ...)" in capsys.readouterr().err
     assert {file.name for file in (tmp_path / "full").iterdir()} == set("abcd")
+
+
+def test_what_an_earlier_run_learned_is_not_taken_for_nothing(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where somebody has deleted run.json and the records, to begin anew."""
+    state = tmp_path / "out" / STATE / "edgespec"
+    state.mkdir(parents=True)
+    (state / "0123.json").write_text("{}")
+    assert run() == 2
+    assert "has other files (state)" in capsys.readouterr().err
 
 
 def test_two_runs_into_one_folder(run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

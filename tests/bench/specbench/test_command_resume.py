@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.bench import extras
 from edgespec.bench.specbench import command
 from edgespec.bench.specbench.folder import read_run, records_file
 from tests.bench.specbench.fakes import LINES, FakeArm, Workers, answering, command_limit, failing
@@ -89,6 +90,52 @@ def test_resume_with_another_question_file_is_refused(
     assert run() == 130
     assert run("--resume", lines=LINES[:1]) == 2
     assert "sha256 was" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_report_is_made_loses_nothing(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            pass
+
+        def gap(self, *asked: Any) -> dict[str, float]:
+            raise KeyboardInterrupt
+
+        def kill(self) -> None:
+            pass
+
+    def make(name: str, *, threads: int) -> FakeArm:
+        return FakeArm(name, answering(ids=(105, 106 + (name == "edgespec"), 107)))
+
+    words = ("--policies", "edgespec", "--repeats", "1")
+    monkeypatch.setattr(command, "Worker", make)
+    monkeypatch.setattr(extras, "Probes", Interrupted)
+    assert run(*words) == 130
+    err = capsys.readouterr().err
+    assert "interrupted; 6 turns are kept in" in err
+    assert "To go on: " in err
+    assert not read_run(tmp_path / "out").finished
+    monkeypatch.setattr(command, "Worker", rest := Workers())
+    monkeypatch.setattr(Interrupted, "gap", lambda *asked: {"margin": 0.0, "gap": 0.0})
+    assert run(*words, "--resume") == 0
+    assert read_run(tmp_path / "out").finished
+    assert not rest.made
+
+
+def test_a_run_of_which_the_groups_are_not_known_is_not_gone_on_with(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "Worker", Workers(stop_after=1))
+    assert run("--policies", "edgespec") == 130
+    file = tmp_path / "out" / "run.json"
+    document = json.loads(file.read_text())
+    for groups in ([], [["edgespec"]], [["plain", "memspec"]]):
+        document["machine"]["groups"] = groups
+        file.write_text(json.dumps(document))
+        capsys.readouterr()
+        assert run("--policies", "edgespec", "--resume") == 2
+        assert "does not tell which arms were in memory together" in capsys.readouterr().err
 
 
 def test_what_was_made_of_auto_holds_for_the_whole_run(

@@ -54,6 +54,11 @@ def test_half_a_last_line_is_ignored_and_cut_off_when_the_run_goes_on(folder: Pa
     assert file.read_bytes() == whole
 
 
+def with_text(name: str, text: str) -> str:
+    """A record in which the text of one value is another."""
+    return json.dumps({**record(1).to_json(), name: "HERE"}).replace('"HERE"', text)
+
+
 def damaged(file: Path, line: int, text: str) -> None:
     lines = file.read_text().splitlines()
     lines[line - 1] = text
@@ -69,6 +74,12 @@ def damaged(file: Path, line: int, text: str) -> None:
         (json.dumps({**record(1).to_json(), "decode_s": "fast"}), "'decode_s' is \"fast\""),
         (json.dumps({**record(1).to_json(), "token_ids": [1.5]}), "'token_ids'"),
         (json.dumps({**record(1).to_json(), "seconds": float("nan")}), "NaN is no number"),
+        (with_text("seconds", "1e999"), "1e999 is no number"),
+        (with_text("seconds", "9" * 400), "9999 is no number"),
+        (with_text("prompt_tokens", "-5"), "'prompt_tokens' is -5"),
+        (with_text("disturbance", "-0.5"), "'disturbance' is -0.5"),
+        (with_text("category", '"\\ud800"'), "half a character"),
+        (with_text("stats", "[" * 100_000), "nested too deeply"),
         (json.dumps(record(2).to_json()), "line 2 is damaged: the same turn as in line 1"),
     ],
 )
@@ -88,6 +99,9 @@ def test_a_damaged_line_is_named(folder: Path, text: str, words: str) -> None:
         ({"settings": {"repeats": "3"}}, "'repeats' is"),
         ({"settings": {"temperature": "0"}}, "'temperature' is"),
         ({"settings": {"policies": "plain"}}, "'policies' is"),
+        ({"machine": {"memory_bytes": "much"}}, "'memory_bytes' is"),
+        ({"machine": {"cpu": ["a", "b"]}}, "'cpu' is"),
+        ({"machine": {"groups": ["plain"]}}, "'groups' is"),
         ({"arms": {"a:b": {}, "a@b": {}}}, "arm 'a:b'"),
     ],
 )
@@ -97,6 +111,15 @@ def test_a_damaged_description_is_named(folder: Path, change: dict[str, object],
     with pytest.raises(ConfigError, match=words) as caught:
         read_run(folder)
     assert "run.json" in str(caught.value)
+
+
+def test_any_whole_character_is_read_however_it_is_written(folder: Path) -> None:
+    damaged(records_file(folder, "plain"), 1, with_text("category", '"\\ud83d\\ude00 \\\\ud800"'))
+    assert read_run(folder).records["plain"][0].category == "\N{GRINNING FACE} \\ud800"
+    file = records_file(folder, "plain")
+    file.write_bytes(file.read_bytes().replace(b"writing", b"\xff"))
+    with pytest.raises(ConfigError, match="line 2 is damaged"):
+        read_run(folder)
 
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
@@ -117,7 +140,8 @@ def test_records_without_what_tells_what_they_are_of(folder: Path) -> None:
 
 
 def test_records_of_the_first_runs_are_read(folder: Path) -> None:
-    lines = [json.dumps({k: v for k, v in r.to_json().items() if k != "session"}) for r in (record(1), record(2))]
+    new = {"session", "at"}
+    lines = [json.dumps({k: v for k, v in r.to_json().items() if k not in new}) for r in (record(1), record(2))]
     records_file(folder, "plain").write_text("\n".join(lines) + "\n")
     assert read_run(folder).records["plain"] == [record(1), record(2)]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.bench.specbench import harness
 from edgespec.bench.specbench.harness import in_words
 from tests.bench.specbench.fakes import END, Fakes, answering, arm, dying, picky, question, rate, refusing
 
@@ -26,6 +27,7 @@ def test_b022_true_rates_and_one_counter_for_all_arms(tmp_path: Path) -> None:
     assert (plain.round_tokens, fast.round_tokens) == ((1,) * 6, (4, 2))
     assert fast.seconds == pytest.approx(0.12)
     assert (fast.rss_bytes, fast.resident, fast.prompt_tokens) == (250_000_000, ("code",), 2)
+    assert {plain.at, fast.at} == {1_900_000_000.0, 1_900_000_000.5}, "when each ended"
 
 
 def test_b022_answers_of_no_token_and_of_one(tmp_path: Path) -> None:
@@ -65,6 +67,11 @@ def test_b172_b182_reading_a_long_prompt_is_in_no_rate(tmp_path: Path) -> None:
         {"emissions": []},
         {"token_ids": [1], "emissions": [(0.1, 1)]},
         "nothing of the kind",
+        {"token_ids": [1, 2], "emissions": [(0.1, 1), (0.1, 1)], "seconds": 0.1},  # a token in no time
+        {"token_ids": [1], "emissions": [(-0.1, 1)], "seconds": 0.1},
+        {"token_ids": [-1], "emissions": [(0.1, 1)], "seconds": 0.1},
+        {"token_ids": [1], "emissions": [(0.1, float("inf"))], "seconds": 0.1},
+        {**answering()([1000, 1], 9), "stats": {"accepted_tokens": 3, "proposed_tokens": 2}},
     ],
 )
 def test_a_report_that_contradicts_itself_is_an_error(tmp_path: Path, reply: Any) -> None:
@@ -72,6 +79,19 @@ def test_a_report_that_contradicts_itself_is_an_error(tmp_path: Path, reply: Any
     (record,) = run.records["odd"]
     assert record.error is not None
     assert record.error.startswith("its answer cannot be measured")
+
+
+def test_what_arms_do_while_they_wait_is_seen_as_disturbance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy:
+        def __init__(self, worker: object, waiting: list[object]) -> None:
+            self.waiting = len(waiting)
+
+        def shares(self) -> tuple[float, float]:
+            return 0.25, 0.5 * self.waiting
+
+    monkeypatch.setattr(harness, "Watch", Busy)
+    run = Fakes(tmp_path, {name: answering() for name in ("plain", "b")}).run([question(1)])
+    assert [records[0].disturbance for records in run.records.values()] == [0.75, 0.75]
 
 
 def test_later_turns_follow_the_arms_own_answers(tmp_path: Path) -> None:

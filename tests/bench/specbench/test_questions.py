@@ -45,7 +45,7 @@ def test_lines_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         (5, "it has no 'question_id'"),
         (6, "its question_id is that of line 1"),
         (7, "'turns' must be a list of texts"),
-        (8, "'question_id' must be a number or a word"),
+        (8, "'question_id' must be a whole number or a word"),
         (9, "it has neither 'prompt' nor 'turns'"),
     ]
 

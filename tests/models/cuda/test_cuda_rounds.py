@@ -27,7 +27,7 @@ from tests.models.cuda.common import TOKENS, answer, load
 def plain(folders: list[Path]) -> list[int]:
     """The float32 reference's own text."""
     with open_weights(folders[0]) as weights:
-        decoder: Any = TorchDecoder(weights, device="cpu")
+        decoder: Any = TorchDecoder(weights)
     return list(answer(decoder, folders[0], [], 0).result.token_ids)
 
 
@@ -219,7 +219,7 @@ def test_a_round_that_failed_leaves_no_trace(folders: list[Path], plain: list[in
 
 def test_a_target_elsewhere_gets_tokens(folders: list[Path], plain: list[int]) -> None:
     with open_weights(folders[0]) as weights:
-        decoder: Any = TorchDecoder(weights, device="cpu")
+        decoder: Any = TorchDecoder(weights)
     made = answer(decoder, folders[0], drafts_of(folders, "equal"), 3)
     assert list(made.result.token_ids) == plain
     assert made.stats.acceptance_rate == 1.0

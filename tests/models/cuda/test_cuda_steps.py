@@ -113,9 +113,9 @@ def test_texts_alone_keep_their_graphs_if_batches_find_no_memory(folders: list[P
     assert capture.made == made
 
 
-def test_a_part_that_cannot_run_is_named(folders: list[Path]) -> None:
-    """So that it alone fails, whatever is wrong with it: the others run without it."""
-    decoder, other = load(folders[0]), load(folders[0])
+def test_a_part_without_memory_is_named(folders: list[Path]) -> None:
+    """So that it alone fails: the others run without it. What else is wrong with parts: tests/models/test_checks.py."""
+    decoder = load(folders[0])
     decoder.prepare_batch(4)
     pool = decoder.new_pool(decoder.position_bytes * 64 * 2, sequences=2, context=200)
     released = pool.new_cache(10)
@@ -124,11 +124,6 @@ def test_a_part_that_cannot_run_is_named(folders: list[Path]) -> None:
     wrong = [
         (Part(TOKENS * 2, promised), "promise"),
         (Part([1], released), "released"),
-        (Part(TOKENS[:6], decoder.new_cache(5)), "do not fit"),
-        (Part([999], promised), "999"),
-        (Part([], promised), "non-empty"),
-        (Part([1], promised, 2), "logits"),
-        (Part([1], other.new_cache(5)), "another decoder"),
     ]
     for part, words in wrong:
         with pytest.raises(PartError, match=words) as caught:

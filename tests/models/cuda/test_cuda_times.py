@@ -131,7 +131,7 @@ def test_lookup_is_done_while_a_device_drafts(
     decoder: Any = load(folders[1])
     if not on_device:
         with open_weights(folders[1]) as weights:
-            decoder = TorchDecoder(weights, device="cpu")
+            decoder = TorchDecoder(weights)
     planner = Comparing()
     session = session_of(folders, [StandaloneDraft("d", decoder, 280), NgramDraft(name="lookup")], planner)
     generation = Generation(session, TOKENS[:10], SamplingParams(max_new_tokens=20))

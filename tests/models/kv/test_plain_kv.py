@@ -13,27 +13,21 @@ from edgespec.models.base import Part
 from edgespec.models.batching import PartError, one_after_another
 from edgespec.models.kv.blocks import NoRoom
 from edgespec.models.kv.plain import PlainPool, PlainSequence
+from edgespec.models.kv.sequence import SequenceCache
 
 SIZE = 64  # positions of a block, of a byte each
 
 
-class ListCache:
+class ListCache(SequenceCache):
     """A cache whose keys and values are the tokens themselves."""
 
-    capacity = 8 * SIZE
-
     def __init__(self) -> None:
-        self.length = 0
+        super().__init__(None, 8 * SIZE, 1)
         self.held: list[int] = []
 
     def crop(self, length: int) -> int:
-        dropped = self.length - length
         del self.held[length:]
-        self.length = length
-        return dropped
-
-    def reserve(self, length: int) -> None:
-        pass
+        return super().crop(length)
 
     def write(self, ids: list[int]) -> None:
         self.reserve(self.length + len(ids))
@@ -120,19 +114,23 @@ class Runner:
         cache.write(list(tokens))
 
 
+def run(*parts: Part) -> None:
+    one_after_another(Runner(), parts, lambda part: None)  # type: ignore[arg-type]
+
+
 def test_a_part_without_memory_is_named_and_nothing_has_run() -> None:
     pool = make_pool(3)
     fine, short = pool.new_cache(2 * SIZE), pool.new_cache(SIZE)
     parts = [Part([5] * 70, fine), Part([6] * 65, short)]
     with pytest.raises(PartError, match="beyond the promise") as caught:
-        one_after_another(Runner(), parts)  # type: ignore[arg-type]
+        run(*parts)
     assert caught.value.part == 1
     assert isinstance(caught.value.error, NoRoom)
     assert (fine.length, short.length) == (0, 0)
-    one_after_another(Runner(), parts[:1])  # type: ignore[arg-type]
+    run(parts[0])
     short.release()
     with pytest.raises(PartError, match="released") as caught:
-        one_after_another(Runner(), parts)  # type: ignore[arg-type]
+        run(*parts)
     assert isinstance(caught.value.error, ModelError)
     assert fine.length == 70
 
@@ -143,4 +141,4 @@ def test_what_no_cache_is_to_blame_for_is_raised_as_it_is() -> None:
             raise MemoryError("the device is full")
 
     with pytest.raises(MemoryError):
-        one_after_another(Runner(), [Part([5], Broken())])  # type: ignore[arg-type]
+        run(Part([5], Broken()), Part([5], ListCache()))

@@ -11,7 +11,7 @@ from edgespec.errors import ModelError
 from edgespec.models.base import Decoder
 from edgespec.models.onnx.decoder import OnnxDecoder
 from edgespec.models.weights.opening import open_weights
-from tests.support.engines import ENGINES, load
+from tests.support.engines import load
 from tests.support.tiny import write_tiny
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -52,30 +52,6 @@ def test_the_files_own_blocks_lose_nothing(tmp_path: Path, kind: str, tied: bool
             name = "model.embed_tokens.weight" if tied else name
             assert weights.kind(name) == kind
             assert np.abs(found(IDS) - weights.read(name)[IDS]).max() < 1e-6
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_ids_without_a_row_and_no_ids(tmp_path: Path, engine: str) -> None:
-    decoder = load(write_tiny(tmp_path, head_dim=16), engine)
-    for rows in (decoder.embed, decoder.head_rows):
-        for ids in ([288], [-1], [5, 1 << 40]):
-            with pytest.raises(ValueError, match=r"288|287"):
-                rows(ids)
-        with pytest.raises(ValueError, match="non-empty"):
-            rows([])
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_closed_model_says_so(tmp_path: Path, engine: str) -> None:
-    for asked_before in (False, True):
-        decoder = load(write_tiny(tmp_path, head_dim=16), engine)
-        if asked_before:
-            decoder.embed([1])
-            decoder.head_rows([1])
-        decoder.close()
-        for rows in (decoder.embed, decoder.head_rows):
-            with pytest.raises(ModelError, match="closed"):
-                rows([1])
 
 
 @pytest.mark.parametrize("weight_format", ["float32", "exact"])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from predictor.load import BatchCosts, make_load_planner
+from predictor.load.base import LoadView
+from predictor.load.planners import FixedLoad
 from predictor.load.world import Job, Turn, World
 from tests.predictor.load.views import STEP, drafts, flat, running, steep, view
 
@@ -188,3 +191,19 @@ def test_the_view_that_planners_see() -> None:
     assert first.running[0].context == 31
     assert first.running[0].limit == 3
     assert view([running(0)]).running[0].draft == first.running[0].draft
+
+
+def test_a_planner_is_told_how_much_of_a_text_is_left_as_the_loop_tells_it() -> None:
+    """By that it knows over how many rounds a draft's reading is spread; blocks are as long as rates reach."""
+    told: list[tuple[int, int]] = []
+
+    class Noting(FixedLoad):
+        def lengths(self, view: LoadView) -> Sequence[int]:
+            told.extend((one.limit, len(one.rates)) for one in view.running)
+            return super().lengths(view)
+
+    true = steep()
+    World(Noting(BatchCosts.from_json(true.to_json()), drafts(), 0), true, drafts(), gamma_max=4).run([job(new=12)])
+    assert told == [(left, 4) for left in range(10, -1, -1)]
+    result = world("fixed:9", gamma_max=4).run([job(new=30, rates=SURE), job(new=30, rates=SURE, fixed=9)])
+    assert max(length for batch in result.batches for length in batch.lengths) == 4
