@@ -23,7 +23,7 @@ from edgespec.telemetry.trace import NULL_TRACER, NullTracer, Tracer
 from predictor.costs import CostTable
 from predictor.features import PROMPT_WINDOW, RECENT, lately
 from predictor.holding import rounds_left
-from predictor.planner import Observation
+from predictor.planner import Candidate, Observation
 from predictor.policies import Holding, Policy, View
 
 if TYPE_CHECKING:
@@ -316,6 +316,15 @@ class Steering:
     def preferred(self) -> str | None:
         name = self._policy.preferred()
         return name if isinstance(name, str) else None
+
+    @_guarded
+    def reads(self) -> str | None:
+        name = self._policy.reads()
+        return name if isinstance(name, str) else None
+
+    @_guarded
+    def pays_to_read(self, lagging: Candidate, candidates: Sequence[Candidate]) -> bool:
+        return self._policy.pays_to_read(lagging, candidates)
 
     @_guarded
     def informed(self) -> bool:

@@ -7,7 +7,7 @@ ranker says how they would do: what they read is mostly never used (replays: 0.7
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from predictor.planner import Candidate
@@ -44,18 +44,26 @@ class CatchUp:
             purse = min(purse, max(most, PIECE * self._token_seconds))
         self._purse = purse
 
-    def choose(self, candidates: Sequence[Candidate], preferred: str | None, informed: bool = False) -> Reading | None:
+    def choose(
+        self,
+        candidates: Sequence[Candidate],
+        preferred: str | None,
+        informed: bool = False,
+        pays: Callable[[Candidate, Sequence[Candidate]], bool] = lambda lagging, candidates: True,
+    ) -> Reading | None:
         """The draft that reads now, among those that lag too far to run.
 
-        informed: the policy knows how each would do. Before the first round, the preferred one (the first, if none is
-        preferred) reads everything: a stutter there is part of the time to the first tokens, and waiting would cost
-        rounds without a draft.
+        informed: the policy knows how each would do. pays: `Policy.pays_to_read`, of the preferred one; where it does
+        not, there is the share of all others still, if the policy is not informed. Before the first round, the
+        preferred one (the first, if none is preferred) reads everything: a stutter there is part of the time to the
+        first tokens, and waiting would cost rounds without a draft.
         """
         lagging = [candidate for candidate in candidates if candidate.behind > FREELY]
         if not lagging:
             return None
         for candidate in lagging:
-            if candidate.name == preferred or (preferred is None and not self._begun):
+            first = candidate.name == preferred or (preferred is None and not self._begun)
+            if first and pays(candidate, candidates):
                 return Reading(candidate.name, PIECE if self._begun else candidate.behind)
         if informed and any(candidate.name == preferred for candidate in candidates):
             return None

@@ -161,8 +161,6 @@ class Replay:
         self._last: str | None = None
         self._ledger = Ledger(world.window)
         self._catch_up = CatchUp()
-        # An oracle knows who will run next; others let the draft read that they want most.
-        self._reader: Callable[[], str | None] = getattr(policy, "reads", policy.preferred)
         self._grace = world.prefill * trace.prompt_length
         policy.begin()
         self._answered(None if self._rankings is None else self._rankings(trace, 0, {}))
@@ -217,7 +215,8 @@ class Replay:
     def _reading(self, found: list[Candidate], known: int) -> list[Candidate]:
         """Let one that lags read, if any may; those that can run then."""
         ledger = self._ledger
-        reading = self._catch_up.choose(found, self._reader(), self.policy.informed())
+        policy = self.policy
+        reading = self._catch_up.choose(found, policy.reads(), policy.informed(), policy.pays_to_read)
         if reading is not None:
             tokens = ledger.reads(reading.draft, known, reading.limit)
             seconds = self._work(self.world.costs.catch_up(reading.draft, tokens))

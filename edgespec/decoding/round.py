@@ -347,7 +347,13 @@ class Generation:
             return [candidate for candidate in candidates if candidate.free]
         if self._steering is None or not read:
             return candidates  # who runs reads all it missed on the way, unless `read` is called before
-        reading = self._catch_up.choose(candidates, self._steering.preferred(), bool(self._steering.informed()))
+        steering = self._steering
+        reading = self._catch_up.choose(
+            candidates,
+            steering.reads(),
+            bool(steering.informed()),
+            lambda lagging, among: steering.pays_to_read(lagging, among) is not False,
+        )
         if reading is None:
             return able(candidates)
         return able(read_piece(session, candidates, reading, self._catch_up, self._steering, lambda: self._cancelled))

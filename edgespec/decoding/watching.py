@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from predictor.planner import Observation
+from predictor.planner import Candidate, Observation
 
 if TYPE_CHECKING:
     from edgespec.decoding.session import Session
@@ -34,6 +34,12 @@ class Steering(Protocol):
 
     def preferred(self) -> str | None:
         """The draft that is wanted most, resident or not."""
+
+    def reads(self) -> str | None:
+        """The draft that reads up on the text before others do."""
+
+    def pays_to_read(self, lagging: Candidate, candidates: Sequence[Candidate]) -> bool | None:
+        """Whether the draft that reads before others should read what it missed; None = nobody can say."""
 
     def informed(self) -> bool | None:
         """Whether something says how each draft would do, without its reading the text."""

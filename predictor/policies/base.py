@@ -52,6 +52,12 @@ class Policy(Planner, Protocol):
     def preferred(self) -> str | None:
         """The draft with weights that the policy wants most now, resident or not; None = none."""
 
+    def reads(self) -> str | None:
+        """The draft that reads up on the text before others do; None = none."""
+
+    def pays_to_read(self, lagging: Candidate, candidates: Sequence[Candidate]) -> bool:
+        """Whether the draft that reads before others should read what it missed. candidates: those in memory."""
+
     def informed(self) -> bool:
         """Whether it knows enough of drafts that do not run: then only the preferred one reads the text."""
 
@@ -100,6 +106,12 @@ class Baseline:
 
     def preferred(self) -> str | None:
         return self._active
+
+    def reads(self) -> str | None:
+        return self.preferred()
+
+    def pays_to_read(self, lagging: Candidate, candidates: Sequence[Candidate]) -> bool:
+        return True
 
     def informed(self) -> bool:
         return bool(self._ranking)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from predictor.catch_up import FREELY
 from predictor.costs import CostTable
 from predictor.holding import Holding, Prospect, View, choose_holding
 from predictor.planner import AutoPlanner, Candidate, Observation
@@ -20,6 +21,10 @@ _TRUSTED = 0.3  # share of the ranker below which drafts are tried out as if the
 _SURE = 0.8  # and above which those that it does not praise need not read the text
 _TEMPTS = 1.1  # what a draft that was not heard in this text must promise at best, against what is here
 _TEMPTS_FROM_HOME = 1.25  # the same, while the best one here does what it promised
+# What a draft must promise for the rest of a text, in times of what its reading takes: of several promises the greatest
+# is one that is too great, and how long the text will be is a guess.
+_WORTH_READING = 4.0
+_FREE = 1 / 64  # weight of the newest round in the share of those in which a draft without weights ran
 
 
 class _Trust:
@@ -47,14 +52,16 @@ class _Trust:
 
 
 class _Clock:
-    """Rounds of all texts, and how long one takes."""
+    """Rounds of all texts, how long one takes, and the share of them in which a draft without weights ran."""
 
     def __init__(self) -> None:
         self.rounds = 0
         self.round_seconds = 0.0
+        self.free_share = 0.0
 
-    def tick(self, seconds: float) -> None:
-        """A round of a text is over."""
+    def tick(self, seconds: float, free: bool) -> None:
+        """A round of a text is over. free: a draft without weights ran."""
+        self.free_share += _FREE * (free - self.free_share)
         if 0 < seconds < math.inf:
             self.rounds += 1
             self.round_seconds += max(_ROUND, 1 / self.rounds) * (seconds - self.round_seconds)
@@ -76,6 +83,9 @@ class EdgePolicy(AutoPlanner):
     Of several texts at a time each has its own ranking, what it heard and what it wants (`for_text`); the trust in the
     ranker, the clock and when a draft was here last are common.
 
+    The draft that is wanted most reads the text only if what it promises for the rounds left, beside those that can
+    run, is several times what the reading takes. Else it is not wanted in this text, though it stays in memory.
+
     `interval` = rounds of the longest load + 1, from measured costs, 2 to 16. `preferred` = the first of what it wants.
     """
 
@@ -92,11 +102,13 @@ class EdgePolicy(AutoPlanner):
         self._heard: set[str] = set()  # in this text
         self._here: frozenset[str] = frozenset()
         self._fallen: set[str] = set()
+        self._unread: set[str] = set()  # drafts for which the text is not worth reading
+        self._rounds_left = 0.0  # as the last view had them
         self._patience = 0  # scheduling points until another draft may be tried out
 
     def for_text(self) -> EdgePolicy:
         own = super().for_text()
-        own._ranking, own._heard, own._fallen = {}, set(), set()
+        own._ranking, own._heard, own._fallen, own._unread = {}, set(), set(), set()
         own._here, own._wanted = self._here, self._wanted
         return own
 
@@ -104,7 +116,7 @@ class EdgePolicy(AutoPlanner):
         super().begin()
         with self._lock:
             self._ranking = {}
-            self._heard = set()
+            self._heard, self._unread = set(), set()
             self._patience = 1
 
     def rank(self, ranking: Mapping[str, float]) -> None:
@@ -135,7 +147,7 @@ class EdgePolicy(AutoPlanner):
         seconds = observation.draft_seconds + observation.target_seconds
         with self._lock:
             self._judge_ranker(observation.draft, observation.proposed, observation.accepted)
-            self._clock.tick(seconds)
+            self._clock.tick(seconds, observation.draft is not None and observation.draft not in self._seen_at)
 
     def credit(self, candidate: Candidate, proposed: int, accepted: int, **measured: Any) -> None:
         super().credit(candidate, proposed, accepted, **measured)
@@ -147,11 +159,28 @@ class EdgePolicy(AutoPlanner):
         longest = max((self.costs.load(name) for name in self.drafts), default=0.0)
         return min(max(math.ceil(longest / seconds) + SLACK, SHORTEST), LONGEST)
 
-    def preferred(self) -> str | None:
+    def reads(self) -> str | None:
         return self._wanted[0] if self._wanted else None
+
+    def preferred(self) -> str | None:
+        wanted = self.reads()
+        return None if wanted in self._unread else wanted
+
+    def pays_to_read(self, lagging: Candidate, candidates: Sequence[Candidate]) -> bool:
+        with self._lock:
+            ready = [c for c in candidates if not c.free and c.level > 0 and c.behind <= FREELY]
+            others = [self._value(c._replace(behind=0), self.gamma_max)[1] for c in ready]
+            speed = self._value(lagging._replace(behind=0), self.gamma_max)[1]
+            saved = 1 - max([1 / self.costs.verify(1), *others]) / speed  # of the time of a round that it runs
+            rounds = self._rounds_left * (1 - self._clock.free_share)
+            seconds = rounds * (self._clock.round_seconds or self.costs.verify(2))
+            pays = saved * seconds > _WORTH_READING * self.costs.catch_up(lagging.name, lagging.behind)
+            (self._unread.discard if pays else self._unread.add)(lagging.name)
+            return pays
 
     def hold(self, view: View) -> Holding | None:
         with self._lock:
+            self._rounds_left = view.rounds_left
             self._arrived(view)
             prospects = {name: self._prospect(name) for name in view.drafts}
             plain = 1 / self.costs.verify(1)

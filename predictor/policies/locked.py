@@ -50,6 +50,13 @@ class LockedPolicy:
     def preferred(self) -> str | None:
         return self._policy.preferred()
 
+    def reads(self) -> str | None:
+        return self._policy.reads()
+
+    def pays_to_read(self, lagging: Candidate, candidates: Sequence[Candidate]) -> bool:
+        with self._lock:
+            return self._policy.pays_to_read(lagging, candidates)
+
     def informed(self) -> bool:
         return self._policy.informed()
 

@@ -98,7 +98,8 @@ def test_rounds_without_the_draft_that_is_wanted_most_are_counted(target: Path) 
         engine._held.policy.hold = lambda view: None
         engine._held.policy.preferred = lambda: away
         assert engine.generate(QUESTION, LONG).stats.fallback_share == 1.0
-        engine._held.policy.preferred = lambda: here
+        engine._held.policy.preferred = engine._held.policy.reads = lambda: here
+        engine._held.policy.pays_to_read = lambda lagging, candidates: True
         assert engine.generate(QUESTION, LONG).stats.fallback_share < 0.2
 
 

@@ -40,6 +40,11 @@ class Wanting:
     def preferred(self) -> str:
         return self.draft
 
+    def reads(self) -> str:
+        return self.draft
+
+    def pays_to_read(self, *_: object) -> None: ...
+
     def informed(self) -> bool:
         return False
 

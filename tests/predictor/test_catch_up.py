@@ -56,6 +56,23 @@ def test_where_a_ranker_speaks_only_the_preferred_one_reads_unless_it_is_away() 
     assert catch_up.choose(here, "a", informed=True) == Reading("a", PIECE)
 
 
+def test_the_preferred_one_does_not_read_what_does_not_pay() -> None:
+    catch_up, candidates = CatchUp(), [lagging("a", 300), lagging("b", 300)]
+    asked: list[tuple[Candidate, object]] = []
+
+    def pays(candidate: Candidate, among: object) -> bool:
+        asked.append((candidate, among))
+        return False
+
+    assert catch_up.choose(candidates, "b", informed=True, pays=pays) is None
+    assert asked == [(candidates[1], candidates)]
+    assert catch_up.choose(candidates, None, informed=True, pays=pays) is None
+    catch_up.earn(10.0)
+    assert catch_up.choose(candidates, "b", informed=True, pays=pays) is None
+    reading = catch_up.choose(candidates, "b", informed=False, pays=pays)
+    assert reading == Reading("a", PIECE), "where nobody knows how they would do, the share of all is for finding out"
+
+
 def test_what_is_not_spent_does_not_pile_up() -> None:
     catch_up = CatchUp()
     for _ in range(10_000):

@@ -22,6 +22,7 @@ from tests.predictor.replay_texts import (
     OTHER,
     OWN,
     STEEP,
+    accepted,
     knows,
     run,
     text,
@@ -216,6 +217,62 @@ def test_a_draft_that_has_to_read_much_first_is_priced() -> None:
     near, far = Candidate("code", 1), Candidate("code", 1, behind=100)
     assert made.plan([near, Candidate("law", 1)], 50).draft == "code"
     assert made.plan([far, Candidate("law", 1)], 50).draft == "law"
+
+
+def test_a_draft_reads_only_what_the_rest_of_the_text_pays_for() -> None:
+    made = policy()
+    made.rank({**dict.fromkeys(NAMES, OTHER), "code": 0.7})
+    made.costs.observe_catch_up("code", 100, 0.03)
+    code, law = Candidate("code", 1, behind=200), Candidate("law", 1)
+
+    def pays(left: float, behind: int, *others: Candidate) -> bool:
+        made.hold(view("code", "law", rounds_left=left))
+        lagging = code._replace(behind=behind)
+        return made.pays_to_read(lagging, [lagging, *others])
+
+    assert pays(80, 200, law)
+    assert made.preferred() == made.reads() == "code"
+    assert not pays(5, 200, law), "the text is nearly over"
+    assert (made.preferred(), made.reads()) == (None, "code")
+    assert not pays(80, 4000, law), "there is too much to read"
+    for _ in range(8):  # answers are averaged
+        made.rank({**dict.fromkeys(NAMES, OTHER), "code": 0.7, "law": 0.7})
+    assert not pays(80, 200, law), "another one that can run is as good"
+    assert pays(80, 200, law._replace(behind=500)), "it cannot run either"
+    assert made.preferred() is not None
+    pays(5, 200, law)
+    made.begin()
+    made.hold(view("code", "law"))
+    assert made.preferred() is not None, "that was another text"
+
+
+def test_lookup_that_does_most_leaves_less_for_a_draft_to_pay_for() -> None:
+    made = policy()
+    made.rank({**dict.fromkeys(NAMES, OTHER), "code": 0.7})
+    made.costs.observe_catch_up("code", 100, 0.03)
+    made.hold(view("code"))
+    code = Candidate("code", 1, behind=200)
+    assert made.pays_to_read(code, [code])
+    for _ in range(200):
+        made.observe(Observation("ngram", 3, 4, 4, 4, 5, 0.0, FLAT[5], asked=4, emitted=5))
+    assert not made.pays_to_read(code, [code])
+
+
+def test_where_reading_is_dear_and_lookup_good_it_is_as_good_as_lookup_alone() -> None:
+    """A large draft and long prompts: what it brings in the rest of a text is less than its reading takes."""
+
+    def copied(trace: TextTrace) -> TextTrace:
+        rights = accepted(np.array([0.75]), np.random.default_rng(3), 128)[0]
+        return replace(trace, prompt_length=1500, lookup_level=np.full(127, 4, np.uint8), lookup_accepts=rights)
+
+    steps = dict.fromkeys(NAMES, 0.15 * STEEP[1]) | {"ngram": 0.0}
+    reading = dict.fromkeys(NAMES, STEEP[1] / 100)
+    costs = CostTable(STEEP, steps, loads=dict.fromkeys(NAMES, 0.2), catch_up=reading)
+    dear = replace(world(), window=1 << 20, costs=costs)
+    made = [copied(trace) for trace in texts(12)]
+    lookup = replace(dear, names=(), capacity=0, resident=())
+    alone = run("edgespec", [replace(trace, accepts=trace.accepts[:0]) for trace in made], lookup)
+    assert run("edgespec", made, dear, knows).speed > 0.97 * alone.speed
 
 
 def test_without_a_ranker_unheard_drafts_are_brought_in_while_the_best_disappoints() -> None:

@@ -126,7 +126,8 @@ def regret(part: Mapping[str, Any]) -> Iterator[Picture]:
 
 
 def _signed(seconds: float) -> str:
-    return f"{seconds:+.3g} s".replace("-", "\N{MINUS SIGN}") if seconds else "0 s"
+    digits = 2 if abs(seconds) < 1 else 1 if abs(seconds) < 100 else 0
+    return f"{seconds:+.{digits}f} s".replace("-", "\N{MINUS SIGN}") if seconds else "0 s"
 
 
 def memory(part: Mapping[str, Any]) -> Iterator[Picture]:

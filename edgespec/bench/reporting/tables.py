@@ -299,6 +299,8 @@ def conditions(document: Figures) -> str:
     told = [text.format(found[name]) for name, text in words.items() if found.get(name) is not None]
     if (found.get("repeats") or 1) > 1:
         told.append(_REPEATED)
+    if found.get("keep_memory"):
+        told.append("policies began with what they had learned before")
     slots = sorted({str(run["machine"]["slots"]) for run in document["runs"] if "slots" in run["machine"]})
     if found.get("resident") is None and slots:
         told.append(f"{words['resident'].format(' or '.join(slots))} (what fitted)")

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) 
     add("--interval", type=counts, metavar="N", help="rounds between scheduling points, for all policies")
     add("--new-tokens", type=counts, metavar="N", help="longest answer (as recorded)")
     add("--order", choices=ORDERS, default="interleaved", help="of the texts (interleaved domains)")
-    add("--seed", type=int, default=0, metavar="N", help="of a shuffled order, and of policies that draw lots")
+    add("--seed", type=_seed, default=0, metavar="N", help="of a shuffled order, and of policies that draw lots")
     add("--limit", type=count, metavar="N", help="at most N texts of each domain, evenly spread")
     add("--ranker", metavar="FILE", help="a ranker's file, or off (the one that goes with the target)")
     add("--all-texts", action="store_true", help="also texts that the ranker was made with")
@@ -82,6 +82,12 @@ def _positive(text: str) -> float:
     if not 0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"wants a number above 0, not '{text}'")
     return value
+
+
+def _seed(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"wants a whole number from 0 up, not '{text}'")
+    return int(text)
 
 
 def _names(text: str) -> list[str]:
@@ -124,6 +130,11 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
         print("interrupted; nothing was written", file=sys.stderr)
         return INTERRUPTED
     document = _document(args, base, start, profile, ran, sweeps, validation)
+    if measured is not None and (measured.settings.get("repeats") or 1) > 1:
+        document["warnings"].append(
+            "The run repeats its questions: measured is the median repeat, in which policies that learn had met the "
+            "texts before; simulated is once through."
+        )
     if args.out:
         output.publish(document, Path(args.out))
     if args.json:
@@ -235,7 +246,7 @@ def _costs(args: argparse.Namespace, corpus: Corpus, profile: _Profile | None) -
         return costs_from(Path(args.costs).read_text(encoding="utf-8"), corpus.weighted, corpus.free)
     except OSError as error:
         raise ConfigError(f"{args.costs} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{args.costs} is no table of measured seconds: {error}.") from error
 
 

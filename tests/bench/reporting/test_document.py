@@ -122,6 +122,11 @@ def test_the_first_repeat_stands_beside_the_median(tmp_path: Path) -> None:
     assert told[1] == "repeats: 1"
 
 
+def test_what_policies_knew_before_the_run_is_said_at_the_head() -> None:
+    told = [tables.conditions({"settings": {"keep_memory": kept}, "runs": []}) for kept in (False, True)]
+    assert told == ["", "policies began with what they had learned before"]
+
+
 def test_the_least_task_is_one_of_several_with_two_questions_at_least(tmp_path: Path) -> None:
     rag = {"category": "rag", "task": "rag", "domain": "rag"}
     plain = [record(1), record(2, **QA), record(3, **QA)]

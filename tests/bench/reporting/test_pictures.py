@@ -92,7 +92,7 @@ def test_lines_along_the_run(part: dict[str, Any]) -> None:
         (memory,) = pictures_time.memory(part)
         (line,) = pictures_time.time_lines(part)
     last = part["regret"]["arms"]["edgespec"][-1]
-    assert f"edgespec {last:+.3g} s".replace("-", "\N{MINUS SIGN}") in texts(regret.figure)
+    assert f"edgespec {last:+.1f} s".replace("-", "\N{MINUS SIGN}") in texts(regret.figure)
     best = part["regret"]["best_fixed"]
     assert f"{best} 0 s" in texts(regret.figure), "what the others are measured by has its name"
     assert best in regret.caption
@@ -123,18 +123,19 @@ def test_plain_does_not_flatten_the_others(part: dict[str, Any]) -> None:
         (picture,) = pictures_time.regret({**part, "regret": few})
     assert "Plain lost 90 s, beyond the picture" in picture.caption
     assert not any(text.startswith("plain") for text in texts(picture.figure))
+    assert {"edgespec +0.20 s", "memspec +0.30 s"} <= set(texts(picture.figure))
 
 
 def test_what_regret_is_measured_by_has_its_name_among_many(part: dict[str, Any]) -> None:
     learners = [f"learner{number}" for number in range(9)]
     found = {
         "questions": ["1", "2"], "tokens": [10, 20], "plain_seconds": 1.0, "best_fixed": "ngram",
-        "arms": {"plain": [0.1, 0.2], "ngram": [0.0, 0.0], **{name: [-0.1, -0.2] for name in learners}},
+        "arms": {"plain": [0.1, 0.2], "ngram": [0.0, 0.0], **{name: [-100.0, -200.0] for name in learners}},
     }  # fmt: skip
     arms = {**part["arms"], **dict.fromkeys(learners, part["arms"]["memspec"])}
     with style.drawing():
         (picture,) = pictures_time.regret({**part, "regret": found, "arms": arms})
-    assert "ngram 0 s" in texts(picture.figure)
+    assert {"ngram 0 s", "learner0 \N{MINUS SIGN}200 s"} <= set(texts(picture.figure))
     assert len(picture.figure.axes[0].lines) == len(found["arms"]), "the others without"
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from edgespec.bench.simulation import command
 from edgespec.bench.simulation.output import FILES
+from edgespec.bench.specbench.folder import RunFolder
 from edgespec.errors import ConfigError
 from tests.bench.simulation import made
 
@@ -128,9 +129,15 @@ def test_bad_arguments_are_found_before_texts_are_read(
             simulate(traces, *arguments)
 
 
+def test_a_seed_is_a_whole_number_from_0_up(traces: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        simulate(traces, "--order", "shuffled", "--seed=-1")
+    assert "wants a whole number from 0 up, not '-1'" in capsys.readouterr().err
+
+
 def test_a_damaged_table_of_costs_is_named(traces: str, tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
-    for content in ("[]", "{}", '{"verify": {"0": 1}, "drafts": {}}', "no"):
+    for content in ("[]", "{}", "[" * 100_000, '{"verify": {"0": 1}, "drafts": {}}', "no"):
         file.write_text(content, encoding="utf-8")
         with pytest.raises(ConfigError, match=r"costs\.json is no table"):
             simulate(traces, "--costs", str(file))
@@ -161,6 +168,21 @@ def test_what_the_flags_cannot_do_is_said(
     assert "Mind: --sweep prefetch compares policies of its own" in shown
     assert "mab-async" in shown.split("Prediction, prefetching, and both")[1]  # the table's own note
     assert "- Only 1 of 2 drafts fit" in (tmp_path / "simulation.md").read_text(encoding="utf-8")
+
+
+def test_a_validation_by_the_median_repeat_says_so(
+    traces: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("check", "same_drafts"):
+        monkeypatch.setattr(command, name, lambda *_: None)
+    found = {"rows": [], "agree": 0, "predicted": 0, "within": 0.05, "texts": 0}
+    monkeypatch.setattr(command, "validated", lambda *_: found)
+    for repeats, told in ((1, 0), (3, 1)):
+        run = RunFolder(Path("run"), {"repeats": repeats})
+        monkeypatch.setattr(command, "read_run", {"run": run}.__getitem__)
+        assert simulate(traces, "--validate", "run", "--json") == 0
+        warnings = json.loads(capsys.readouterr().out)["warnings"]
+        assert sum("measured is the median repeat" in text for text in warnings) == told
 
 
 def test_rates_are_those_of_policies_in_one_process(traces: str, capsys: pytest.CaptureFixture[str]) -> None:
