@@ -21,6 +21,7 @@ from drafts.evaluate import GreedyChoice, Trajectory, reads_hidden
 from drafts.ngram import NgramDraft
 from drafts.recording import record
 from drafts.states import HiddenStates
+from edgespec.bench.watch import Watch
 from edgespec.decoding.session import Session
 from edgespec.draft_costs import measure_drafts
 from edgespec.errors import DraftError, PromptError
@@ -139,6 +140,13 @@ def _show(states: HiddenStates, trajectory: Trajectory, end: int) -> None:
         states.write(begin, np.asarray(rows, np.float32))
 
 
+class _ThisProcess:
+    """This process, as `Watch` wants it."""
+
+    def cpu_seconds(self) -> float:
+        return time.process_time()
+
+
 @dataclass
 class Recorder:
     """Records prompts into a trace folder. `add` takes in one prompt after the other, and is done with it.
@@ -232,12 +240,14 @@ class Recorder:
         )
 
     def measure(self, load: Callable[[str], float | None]) -> dict[str, Any]:
-        """Seconds of the target's forwards by width, of each draft's step, and of loads.
+        """Seconds of the target's forwards by width, of each draft's step, and of loads; and what share of the
+        processors other processes took meanwhile ("disturbance").
 
         load: seconds that loading a draft takes, None where that cannot be told.
         """
         position = sorted(self.lengths)[len(self.lengths) // 2] if self.lengths else 256
         reading = any(reads_hidden(draft) for draft in self.drafts)
+        watch = Watch(_ThisProcess(), ())
         table = measure_costs(self.session.target, position, range(1, self.header.gamma_max + 2), hidden=reading)
         names = [draft.name for draft in self.header.drafts if not draft.free]
         measure_drafts(self.session, names, table)
@@ -246,4 +256,5 @@ class Recorder:
             **CostTable.to_json(table),
             "load_seconds": {name: seconds for name, seconds in loads.items() if seconds is not None},
             "position": position,
+            "disturbance": watch.shares()[0],
         }

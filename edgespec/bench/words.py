@@ -1,4 +1,4 @@
-"""Counts in sentences."""
+"""Counts and times in sentences."""
 
 from __future__ import annotations
 
@@ -19,3 +19,11 @@ def were(count: int) -> str:
 
 def do(count: int) -> str:
     return "does" if count == 1 else "do"
+
+
+def duration(seconds: float) -> str:
+    """ "40 s", "12 min", "3 h 05 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -39,7 +39,10 @@ class Situation(NamedTuple):
 
 @dataclass(slots=True)
 class _Turn:
-    """One request's part in this batch. A part without `prepared` is a piece of its prompt."""
+    """One request's part in this batch. A part without `prepared` is a piece of its prompt.
+
+    own, spent: ns in which the draft of its plan read up and guessed, and of all that `_prepare` did.
+    """
 
     active: Active
     looked: Looked | None = None
@@ -51,6 +54,8 @@ class _Turn:
     output: ForwardOutput | None = None
     seen: Seen | None = None
     error: BaseException | None = None
+    own: int = 0
+    spent: int = 0
 
     @property
     def on_device(self) -> bool:
@@ -93,15 +98,15 @@ class BatchRunner:
         pieces = self._pieces([active for active in actives if active.prefilling], bool(rounds))
         with ExitStack() as leases:
             rounds = self._looked(rounds, lengths.plain, leases)
-            drafting = perf_counter()
             _plan(lengths, rounds, now, sum(len(turn.part.tokens) for turn in pieces if turn.part))
             others = len(rounds) + len(pieces) > 1
             jobs = [(turn.plan.draft if turn.plan else None, partial(_prepare, turn, others)) for turn in rounds]
+            asked = perf_counter()
             self._drafters.run(jobs)
+            guessing = perf_counter() - asked
             for turn in rounds:
                 if turn.error is not None:
                     turn.active.fail(turn.error)
-            drafted = perf_counter()
             turns = [turn for turn in rounds if turn.part is not None] + pieces
             rows = sum(len(turn.part.tokens) for turn in turns if turn.part)
             target, waited = self._judge(turns, leases)
@@ -109,7 +114,7 @@ class BatchRunner:
             for turn in rounds:
                 if turn.seen is not None:
                     _attempt(turn.active, partial(turn.active.generation.learned, turn.seen))
-        record = self._record(begin, turns, rows, drafted - drafting + waited, target)
+        record = self._record(begin, turns, rows, _drafting(rounds, guessing, waited), target)
         lengths.observe(record)
         return record
 
@@ -117,11 +122,12 @@ class BatchRunner:
         """The round that `Generation.step` would make."""
         turn.seen = _attempt(turn.active, turn.active.generation.round)
         if turn.seen is None:
-            return self._record(begin, [turn], 0, 0.0, 0.0)
+            return self._record(begin, [turn], 0, (0.0, 0.0), 0.0)
         with turn.active.session.leased() as resident:  # only to see what there is
             turn.resident = resident
         observation = turn.seen.observation
-        return self._record(begin, [turn], observation.width, observation.draft_seconds, observation.target_seconds)
+        drafting = observation.draft_seconds, observation.draft_seconds
+        return self._record(begin, [turn], observation.width, drafting, observation.target_seconds)
 
     # Before the forward
 
@@ -223,7 +229,9 @@ class BatchRunner:
             active.generation.first(output.logits)
             active.prefilled()
 
-    def _record(self, begin: float, turns: Sequence[_Turn], rows: int, drafting: float, target: float) -> BatchRecord:
+    def _record(
+        self, begin: float, turns: Sequence[_Turn], rows: int, drafting: tuple[float, float], target: float
+    ) -> BatchRecord:
         seen = [(turn.active.request.id, turn.seen.observation) for turn in turns if turn.seen is not None]
         return BatchRecord(
             time=begin,
@@ -238,7 +246,8 @@ class BatchRunner:
             emitted=tuple(observation.emitted for _, observation in seen),
             resident=tuple(sorted(frozenset().union(*(turn.resident for turn in turns)))),
             passed=tuple(sorted(frozenset().union(*(turn.passed for turn in turns)))),
-            draft_seconds=drafting,
+            draft_seconds=drafting[0],
+            draft_work=drafting[1],
             target_seconds=target,
             seconds=perf_counter() - begin,
         )
@@ -265,11 +274,33 @@ def _passed(turn: _Turn, plan: Plan) -> frozenset[str]:
 def _prepare(turn: _Turn, others: bool) -> None:
     """Let the drafts guess; may run beside those of other texts, in another thread. Does not raise."""
     assert turn.plan is not None
+    assert turn.looked is not None
+    begin = perf_counter_ns()
     try:
-        turn.prepared = turn.active.generation.prepare(_read_up(turn, others), turn.plan, perf_counter_ns())
+        looked = _read_up(turn, others)
+        turn.prepared = made = turn.active.generation.prepare(looked, turn.plan, perf_counter_ns())
+        turn.own = looked.read - turn.looked.read + (0 if made.plan.draft is None else made.drafted - made.planned)
         turn.part = turn.active.session.ask_verify(turn.prepared.proposal.guesses)
     except BaseException as error:
         turn.error = error
+    finally:
+        turn.spent = perf_counter_ns() - begin
+
+
+def _drafting(rounds: Sequence[_Turn], guessing: float, waited: float) -> tuple[float, float]:
+    """Of the planned drafts: seconds of this batch, and those in which each worked, added up.
+
+    guessing: seconds until all were prepared; the drafts have their share of them, of what all did at that time. The
+    rest (what was guessed only to be compared, and the books) is needed whatever was planned. waited: for drafts that a
+    device still made, which knows better how long they took.
+    """
+    own, spent = sum(turn.own for turn in rounds), sum(turn.spent for turn in rounds)
+    work = own * TO_SECONDS
+    for turn in rounds:
+        if turn.seen is not None and turn.prepared is not None:
+            host = (turn.prepared.drafted - turn.prepared.planned) * TO_SECONDS
+            work += turn.seen.observation.draft_seconds - host
+    return (guessing * own / spent if spent else 0.0) + waited, work
 
 
 def _read_up(turn: _Turn, others: bool) -> Looked:

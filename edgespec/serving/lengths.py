@@ -80,6 +80,7 @@ class Lengths:
                 record.accepted,
                 record.emitted,
                 record.draft_seconds,
+                record.draft_work,
                 record.target_seconds,
                 record.seconds,
                 record.rows,

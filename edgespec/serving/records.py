@@ -16,8 +16,8 @@ class BatchRecord:
 
     requests: ids of those whose rounds it was, in the order of drafts (None: plain), gammas (tokens planned), drafted
     (guessed), accepted and emitted (first tokens of prefills not among them). sequences: of the target's forward, those
-    in prefill included. rows: tokens of the target's forward, of which prefill_rows were of prompts. draft_seconds:
-    until all had guessed.
+    in prefill included. rows: tokens of the target's forward, of which prefill_rows were of prompts. draft_seconds,
+    draft_work: as `predictor.load.BatchOutcome` has them, what is guessed only to be compared apart.
     queued: requests that wait. pool_free: share of the KV pool that is not promised. resident: drafts
     in memory. passed: drafts that could have guessed for a text that was to guess nothing. elastic: what became of the
     drafts' memory after this batch (see `ElasticEvent.kind`), None: nothing.
@@ -34,6 +34,7 @@ class BatchRecord:
     accepted: tuple[int, ...] = ()
     emitted: tuple[int, ...] = ()
     draft_seconds: float = 0.0
+    draft_work: float = 0.0
     target_seconds: float = 0.0
     seconds: float = 0.0
     queued: int = 0

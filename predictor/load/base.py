@@ -42,8 +42,10 @@ class BatchOutcome(NamedTuple):
     """What a batch showed; the sequences in the order of `view.running`.
 
     lengths: tokens really drafted. accepted: of them. emitted: tokens committed, the target's own included.
-    draft_seconds, target_seconds: of all drafting (catching up included) and of the one forward; seconds: of the whole
-    batch. rows: of the forward, prompt tokens included.
+    draft_seconds: of the batch, in which drafts guessed what `lengths` says (catching up included; what they guess only
+    to be compared is no part of it). draft_work: the same of each sequence by itself, added up, which is more where
+    drafts work side by side. target_seconds: of the one forward; seconds: of the whole batch. rows: of the forward,
+    prompt tokens included.
     """
 
     view: LoadView
@@ -51,6 +53,7 @@ class BatchOutcome(NamedTuple):
     accepted: Sequence[int]
     emitted: Sequence[int]
     draft_seconds: float
+    draft_work: float
     target_seconds: float
     seconds: float
     rows: int

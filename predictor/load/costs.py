@@ -20,6 +20,7 @@ _WIDTHS = (1, 2, 4)  # tokens of each sequence that are measured
 _PREFILL = 64  # prompt tokens beside one token each, the same
 _RATE = 0.1  # weight of a new sample at the points that it lies between
 _DRIFT = 0.05  # and everywhere: a hotter device slows all of them
+_FORGOTTEN = 0.01  # of what drafting seems to take too much, each batch that drafts nothing
 _OUTLIER = 3.0  # a sample counts at most this many times (or as little as 1 over it) of what was expected
 _REFRESH = 16  # samples after which curves are worked out anew
 _GUESSED_SEQUENCE = 0.15  # an unmeasured further sequence, in plain steps, besides its rows
@@ -39,8 +40,9 @@ class BatchCosts:
     with rows. per_position: seconds of each position of context, of all sequences together. All of it follows the
     batches that really ran, outliers capped.
 
-    Besides: `drafting` = what drafting takes, over the sum of all drafts' steps (below 1 where drafts work side by
-    side), and `overhead` = seconds a sequence of judging and committing. Any thread may call anything.
+    Besides: `drafting` = what drafting takes, over the sum of what each sequence's draft works (below 1 where drafts
+    work side by side), and `overhead` = seconds a sequence of all that a batch needs whatever is drafted: planning,
+    what drafts guess only to be compared, judging, committing. Any thread may call anything.
     """
 
     def __init__(
@@ -172,14 +174,20 @@ class BatchCosts:
             found += [((n, at), near * weight) for at, weight in _bracket(row, further)]
         return [(point, weight) for point, weight in found if weight > 0]
 
-    def observe_drafting(self, expected: float, seconds: float) -> None:
-        """Take in that drafting took so long, where the sum of all steps is `expected`."""
-        if expected > 0 and 0 < seconds < math.inf:
-            sample = min(max(seconds / expected, self.drafting / _OUTLIER), self.drafting * _OUTLIER)
+    def observe_drafting(self, work: float, seconds: float) -> None:
+        """Take in that drafting took so long, where sequences' drafts worked for `work` seconds in all.
+
+        0 = nothing was drafted. Then what is above 1 goes back there: nobody would learn better while it makes all
+        drafting look too dear.
+        """
+        if work == 0:
+            self.drafting -= _FORGOTTEN * max(self.drafting - 1.0, 0.0)
+        elif 0 < work < math.inf and 0 < seconds < math.inf:
+            sample = min(max(seconds / work, self.drafting / _OUTLIER), self.drafting * _OUTLIER)
             self.drafting += _RATE * (min(max(sample, 0.05), 20.0) - self.drafting)
 
     def observe_overhead(self, sequences: int, seconds: float) -> None:
-        """Take in the seconds of a batch that were neither drafting nor the forward."""
+        """Take in the seconds of a batch that were neither planned drafting nor the forward."""
         if sequences > 0 and 0 <= seconds < math.inf:
             most = _OUTLIER * self.overhead if self.overhead else seconds
             self.overhead += _RATE * (min(seconds / sequences, most) - self.overhead)

@@ -38,9 +38,7 @@ class Counting:
         """Take in what the batch took. Subclasses add what they learn."""
         running, costs = outcome.view.running, self.costs
         costs.observe(len(running), outcome.rows, context_of(outcome.view), outcome.target_seconds)
-        expected = self.steps(running, outcome.lengths)
-        expected += sum(self.reading(s) for s, length in zip(running, outcome.lengths) if length and s.behind)
-        costs.observe_drafting(expected, outcome.draft_seconds)
+        costs.observe_drafting(outcome.draft_work, outcome.draft_seconds)
         # One table is for all planners, and drafts are not even looked at for one that never asks any.
         if not self.plain or not costs.overhead:
             costs.observe_overhead(len(running), outcome.seconds - outcome.draft_seconds - outcome.target_seconds)

@@ -82,6 +82,15 @@ class Batch(NamedTuple):
     kv_free: float
 
 
+class _Drafting(NamedTuple):
+    """Seconds of a batch in which drafts worked: of all, shadows included; of what was planned, as `BatchOutcome` has
+    it; and of that, one sequence after the other."""
+
+    seconds: float
+    planned: float
+    work: float
+
+
 @dataclass
 class WorldResult:
     """requests: in the order of the jobs. batches: empty if they were not kept."""
@@ -248,7 +257,7 @@ class World:
         drafting = self._draft(running, lengths)
         rows, context = len(running) + rows_read + sum(lengths), sum(s.context for s in view.running)
         forward = self._costs.seconds(len(running), rows, context) * self._noisy()
-        seconds = drafting + forward + self._costs.overhead * len(running)
+        seconds = drafting.seconds + forward + self._costs.overhead * len(running)
         begin, self._now = self._now, self._now + seconds
         outcome = self._judge(view, running, lengths, drafting, forward, seconds, rows)
         for sequence, tokens in reading:
@@ -292,9 +301,10 @@ class World:
     def _length(self, s: _Sequence, length: int) -> int:
         return 0 if s.arm is None else min(length, s.job.new - s.done - 1)
 
-    def _draft(self, running: Sequence[_Sequence], lengths: Sequence[int]) -> float:
-        """Seconds of all drafting: groups of one draft, the longest first, to the thread that is free first."""
+    def _draft(self, running: Sequence[_Sequence], lengths: Sequence[int]) -> _Drafting:
+        """All drafting: groups of one draft, the longest first, to the thread that is free first."""
         groups: dict[str, float] = {}
+        planned = 0.0
         for s, length in zip(running, lengths):
             name, seconds = s.draft, 0.0
             if name is None:
@@ -304,23 +314,26 @@ class World:
                 if s.behind > _USUAL:
                     seconds += self._drafts.catch_up(name, s.behind)
                 s.behind = 0
+                planned += seconds
             elif s.unshadowed >= _SHADOW_EVERY:
                 seconds = _SHADOW_TOKENS * self._drafts.draft(name)
             if seconds:
                 groups[name] = groups.get(name, 0.0) + seconds
         if not groups:
-            return 0.0
+            return _Drafting(0.0, 0.0, 0.0)
         threads = [0.0] * self._threads
         for seconds in sorted(groups.values(), reverse=True):
             threads[threads.index(min(threads))] += seconds
-        return max(threads) * self._noisy()
+        noisy = self._noisy()
+        took = max(threads) * noisy
+        return _Drafting(took, took * planned / sum(groups.values()), planned * noisy)
 
     def _judge(
         self,
         view: LoadView,
         running: Sequence[_Sequence],
         lengths: Sequence[int],
-        drafting: float,
+        drafting: _Drafting,
         forward: float,
         seconds: float,
         rows: int,
@@ -344,7 +357,7 @@ class World:
                 s.unshadowed += 1
             if not length:
                 s.behind = min(s.behind + tokens, _WINDOW)
-        return BatchOutcome(view, lengths, accepted, emitted, drafting, forward, seconds, rows)
+        return BatchOutcome(view, lengths, accepted, emitted, *drafting[1:], forward, seconds, rows)
 
     def _emit(self, s: _Sequence, tokens: int, result: WorldResult) -> None:
         if not s.done:

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.bench import progress
 from edgespec.bench.progress import LINE_SECONDS, Lines, no_progress
-from edgespec.bench.words import are, counted, were
+from edgespec.bench.words import are, counted, duration, were
 
 
 def test_a_log_gets_a_line_now_and_then_and_one_that_is_quick_none() -> None:
@@ -52,3 +52,4 @@ def test_counts_in_sentences() -> None:
     assert [counted(n, "line") for n in (0, 1, 2, 1000)] == ["0 lines", "1 line", "2 lines", "1,000 lines"]
     assert (counted(1, "stretch", "stretches"), counted(2, "stretch", "stretches")) == ("1 stretch", "2 stretches")
     assert (are(1), are(0), were(1), were(2)) == ("is", "are", "was", "were")
+    assert [duration(s) for s in (40.2, 700, 11100)] == ["40 s", "12 min", "3 h 05 min"]

@@ -186,6 +186,7 @@ def test_a_whole_run(prompts, model, drafts, tmp_path) -> None:
     costs = reader.costs
     assert {*costs["verify"]} == {"1", "2", "3", "4"}
     assert costs["drafts"].keys() == costs["load_seconds"].keys() == {"code", "general", "small"}
+    assert 0 <= costs["disturbance"] <= 1
     assert all(seconds > 0 for seconds in (*costs["drafts"].values(), *costs["load_seconds"].values()))
 
 

@@ -86,7 +86,8 @@ def parts(document: Row, note: str = "") -> Table:
                         number(entry["ttft"]["p50"]["value"], 2), number(entry["tpot"]["p50"]["value"], 3),
                     ]
                 )  # fmt: skip
-    columns = ["rate", "part", "planner", "tokens/s", "x none", "gamma", "running", "queued", "TTFT p50", "TPOT p50"]
+    columns = ["rate", "part", "planner", "tokens/s", "x none", "gamma (mean)", "running (mean)", "queued (mean)"]
+    columns += ["TTFT p50 s", "TPOT p50 s"]
     text = "What was made within each part, and the latencies of what came within it: what the high part leaves queued "
     text += "is worked off in the next."
     return Table("By part of the load", columns, cells, f"{text} {note}".strip())

@@ -68,7 +68,7 @@ def publish(folders: Sequence[str | Path], out: str | Path, console: Console) ->
             f"The report cannot be written to {target} ({error.strerror}): give --out another folder."
         ) from error
     show(document, console)
-    console.print(Text(f"{target / FILES[0]} has pictures and all tables, {FILES[2]} every figure."))
+    console.print(Text(shown(f"{target / FILES[0]} has pictures and all tables, {FILES[2]} every figure.")))
     return document
 
 

@@ -20,10 +20,10 @@ DEFINITIONS = {
     "for each question",
     "n, same N": "questions that count for an arm, where arms have different ones; and x plain over the N that all of "
     "them have, by which arms can be compared with each other",
-    "1st repeat": "x plain of the first repeat alone. A policy keeps what it learned from repeat to repeat, as from "
-    "question to question, so that the later ones meet texts that it has seen before. Ratios and rates, of tasks and "
-    "categories too, and regret are of the median repeat; tokens per round, acceptance, drafts, loads, shares of the "
-    "time and equality count all repeats",
+    "1st repeat": "x plain of the first repeat alone; the headline is of it, with its least task. A policy keeps what "
+    "it learned from repeat to repeat, as from question to question, so that the later ones meet texts that it has "
+    "seen before. Ratios and rates, of tasks and categories too, and regret are of the median repeat; tokens per "
+    "round, acceptance, drafts, loads, shares of the time and equality count all repeats",
     "least task": "the smallest x plain of the tasks with at least two questions; none unless there are two such tasks",
     "weights": "what the arm computes with; an arm that is marked (*) has other weights than plain, so that its text "
     "and its work are not the same",
@@ -39,7 +39,14 @@ DEFINITIONS = {
     "bonus) token included",
     "acceptance": "accepted / proposed draft tokens; by position: share accepted of the proposals that reached that "
     "place of their block (known only where every answer tells how many reached it)",
-    "draft share": "rounds by the draft that proposed; plain = none did",
+    "rounds by draft": "share of the rounds in which that draft proposed; plain = none did, ngram = lookup did",
+    "lookup first": "policies have lookup (ngram) in front of their drafts, static:DRAFT@GAMMA and the published ones "
+    "too: where the last two or more tokens came before in the text, what followed them there is proposed, and no "
+    "draft is asked. So ngram has a share of the rounds of each; plain and arms with lookup=off are without it",
+    "rounds by gamma": "share of the rounds by how many tokens a draft was to propose (gamma), as planned; 0 = a plain "
+    "step",
+    "switches": "how often a draft proposed where another one had proposed before it in the same answer; lookup counts "
+    "as a draft, and plain steps between are passed over",
     "acceptance by draft": "of the blocks that a draft proposed in a domain, the share whose first token stood: how "
     "long blocks were does not matter to it. All policies' turns together; drafts have blocks where policies chose "
     "them, which is no sample of the domain ('edgespec bench record' asks every draft everywhere)",
@@ -50,6 +57,12 @@ DEFINITIONS = {
     "planning": "seconds on the decoding thread spent on choosing draft and length, learning and features / decode "
     "seconds; the ranker's seconds pass in a thread of its own",
     "catch-up": "seconds in which drafts read what they had missed of the text",
+    "bookkeeping": "seconds from the target's logits to the tokens that stand: judging the block, and setting caches "
+    "to where it ends",
+    "other": "the rest of the decode seconds, which no other column counts: handing tokens on, and what lies between "
+    "rounds",
+    "J/token": "joules of the whole board, the prompt's reading included, for each token of the answers; the column is "
+    "there where a board measures it",
     "equal texts": "answers equal to plain's, token by token, of those that had the same prompt (a second turn has "
     "plain's prompt only if the first was equal); every repeat counts. A near tie is a difference where the target's "
     "two best logits and those of the two tokens lie within what rounding explains (0.001 in float32, 0.5 in 8 bits "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from edgespec.bench.reporting import merge
@@ -13,6 +14,7 @@ from edgespec.bench.reporting.equality import equality, unstable
 from edgespec.bench.reporting.pairs import Answers, Comparison, Part
 from edgespec.bench.reporting.ratios import Ratios, least, whole
 from edgespec.bench.reporting.series import by_question, memory, regret
+from edgespec.bench.reporting.terminal import shown
 from edgespec.bench.reporting.timeline import timelines
 from edgespec.bench.specbench.folder import PLAIN, RunFolder
 from edgespec.bench.summary import BUSY_SHARE, STALE_PROMPT_FACTOR
@@ -47,7 +49,7 @@ def _settings(folders: Sequence[RunFolder]) -> dict[str, Any]:
 
 def _run(run: RunFolder) -> dict[str, Any]:
     return {
-        "folder": run.path.name,
+        "folder": shown(run.path.name),
         "machine": run.machine,
         "command": run.command,
         "started": run.started,
@@ -112,7 +114,7 @@ def arm_figures(
         "weights": arm.info.weights,
         "other_weights": _other_weights(arm, part.arms.get(PLAIN)),
         "speedup": ratios.of(comparison),
-        "first_repeat": None if first is None else ratios.of(first),
+        "first_repeat": None if first is None else _with_least(first, ratios),
         "whole_turn": ratios.of(comparison, amounts=whole),
         "same_questions": None if common is None else ratios.of(comparison.over(common)),
         "by_task": by_task,
@@ -135,6 +137,10 @@ def arm_figures(
         "equality": equality(part, arm.name),
         "warnings": _warnings(part, arm, comparison),
     }
+
+
+def _with_least(comparison: Comparison, ratios: Ratios) -> dict[str, Any]:
+    return {**ratios.of(comparison), "least_task": least(ratios.by(comparison, "task"))}
 
 
 def _other_weights(arm: Answers, plain: Answers | None) -> bool:
@@ -169,7 +175,8 @@ def _warnings(part: Part, arm: Answers, comparison: Comparison) -> list[str]:
     busy = [r for r in arm.records if (r.disturbance or 0.0) > BUSY_SHARE]
     if busy:
         share = f"{len(busy)} of {counted(len(arm.records), 'answer')}"
-        found.append(f"other processes used more than {BUSY_SHARE:.0%} of the machine in {share}")
+        most = max(r.disturbance or 0.0 for r in busy)
+        found.append(f"other processes used more than {BUSY_SHARE:.0%} of the machine in {share}, at most {most:.0%}")
     broken = sum(parts_exceed_total(record) for record in arm.records if record.error is None)
     if broken:
         found.append(f"in {counted(broken, 'answer')} the parts of the time add up to more than the whole")
@@ -215,13 +222,10 @@ def _later_over_first(comparison: Comparison) -> float | None:
 
 def _part_warnings(part: Part, comparisons: dict[str, Comparison]) -> list[str]:
     found = []
-    unfinished = [run.path.name for run in part.runs if not run.finished]
+    unfinished = [shown(run.path.name) for run in part.runs if not run.finished]
     if unfinished:
         found.append(f"not finished, --resume goes on with it: {', '.join(unfinished)}")
-    here = {str(run.settings.get("shard") or "1/1") for run in part.runs}
-    counts = {shard.partition("/")[2] for shard in here}
-    if len(counts) == 1 and (count := counts.pop()).isdecimal() and len(here) < int(count):
-        found.append(f"only {len(here)} of {count} shards of the run {are(len(here))} here: {', '.join(sorted(here))}")
+    found += _lacking({str(run.settings.get("shard") or "1/1") for run in part.runs})
     versions = {_version(run) for run in part.runs}
     if len(versions) > 1:
         found.append(f"the runs are of several versions of edgespec: {', '.join(sorted(versions))}")
@@ -241,6 +245,19 @@ def _part_warnings(part: Part, comparisons: dict[str, Comparison]) -> list[str]:
     if PLAIN not in part.arms or not comparisons[PLAIN].pairs:
         found.append("there is no answer of plain, so that there is nothing to compare with")
     return found
+
+
+def _lacking(shards: Collection[str]) -> list[str]:
+    """That shards of the run are not here, if so: "i/n" is an n-th of it."""
+    counts = [shard.partition("/")[2] for shard in shards]
+    if not all(count.isdecimal() and int(count) for count in counts):
+        return []
+    if sum(Fraction(1, int(count)) for count in counts) >= 1:
+        return []
+    here = ", ".join(sorted(shards))
+    if len(set(counts)) > 1:
+        return [f"the shards that are here ({here}) are not the whole run"]
+    return [f"only {len(shards)} of {counts[0]} shards of the run {are(len(shards))} here: {here}"]
 
 
 def _version(run: RunFolder) -> str:

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from edgespec.bench.reporting.pairs import AskedQuestion, Comparison, Part, Sums, fixed, sums
+from edgespec.bench.reporting.terminal import shown
 from edgespec.bench.specbench.folder import PLAIN
 from edgespec.bench.words import counted, do
 
@@ -80,7 +81,7 @@ def memory(part: Part) -> dict[str, Any]:
         if len(timed) < len(turns):
             silent = len(turns) - len(timed)
             when = "when it was" if silent == 1 else "when they were"
-            untold = f"{counted(silent, 'turn')} of {run.path.name}, of an earlier version, {do(silent)} not say"
+            untold = f"{counted(silent, 'turn')} of {shown(run.path.name)}, of an earlier version, {do(silent)} not say"
             return {"arms": {}, "begins": [], "left_out": f"{untold} {when} measured"}
         for session in sorted({turn[0] for turn in timed}):
             here = sorted(turn[1:] for turn in timed if turn[0] == session)

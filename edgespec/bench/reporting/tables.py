@@ -14,7 +14,7 @@ MOST_DIFFERENCES = 50  # of an arm; all of them are in report.json
 _OTHER_WEIGHTS = "* computes with other weights than plain: another text, another speed (see Speed in seconds)."
 _REPEATED = (
     "ratios and rates of the median repeat, all else of all repeats (policies keep what they learned from one to the "
-    "next: the first one alone stands beside)"
+    "next: the headline is of the first one alone, which has a column beside)"
 )
 _NO_PLACES = "These answers do not tell how many proposals reached each place; later versions count them."
 
@@ -39,22 +39,29 @@ def part_tables(part: Figures) -> list[Table]:
 
 
 def headline(part: Figures, name: str | None) -> str:
-    """The one sentence that a reader takes home; "" where there is no ratio."""
+    """The one sentence that a reader takes home; "" where there is no ratio.
+
+    Of several repeats it is that of the first: in the later ones policies meet texts that they have seen.
+    """
     if name is None:
         return ""
     arm = part["arms"][name]
-    found, low = arm["speedup"], arm["least_task"]
+    median, first = arm["speedup"], arm["first_repeat"]
+    found, low = median, arm["least_task"]
+    if first is not None and first["value"] is not None:
+        found, low = first, first["least_task"]
     text = f"{name} decodes {found['value']:.2f} times as fast as plain"
     if found["low"] is not None:
         text += f" (95%: {found['low']:.2f} to {found['high']:.2f})"
-    first = arm["first_repeat"]
-    if first is not None and first["value"] is not None:
-        text += f", {first['value']:.2f} times in the first repeat alone,"
     text += f" over {of_questions(found['questions'], part['asked'])}"
+    if found is first:
+        text += " in the first repeat"
     if low is not None:
         text += f"; least in {low['task']}, {low['value']:.2f}"
         if low["of"] < len(arm["by_task"]):
             text += f", of the {low['of']} tasks with two questions or more"
+    if found is first:
+        text += f"; {median['value']:.2f} times in the median repeat, with texts that policies had met before"
     return f"{text}."
 
 
@@ -107,7 +114,9 @@ def by(part: Figures, kind: str) -> Table:
     for name, arm in _ran(part):
         if name != PLAIN:
             rows.append([name, *(_cell(arm[f"by_{kind}"][one], counts[one]) for one in names)])
-    note = "Times plain, 95% interval; in brackets above, how many questions; n: of how many, where not of all."
+    known = any(arm[f"by_{kind}"][one]["low"] is not None for name, arm in _ran(part) if name != PLAIN for one in names)
+    note = f"Times plain{', 95% interval' if known else ''}; in brackets above, how many questions; n: of how many, "
+    note += "where not of all."
     return Table(f"By {kind}", columns, rows if len(names) > 1 else [], note, long=kind == "category")
 
 
@@ -133,18 +142,10 @@ def latency(part: Figures) -> Table:
 
 
 def memory(part: Figures) -> Table:
-    """Working set, drafts and memory."""
-    columns = [
-        "arm",
-        "loads",
-        "hidden s",
-        "exposed s",
-        "switches",
-        "fallback",
-        "peak MiB",
-        "J/token",
-        "rounds by draft",
-    ]
+    """Working set, drafts and memory; energy where any arm's is known."""
+    energy = any(arm.get("joules_per_token") is not None for _, arm in _ran(part))
+    columns = ["arm", "loads", "hidden s", "exposed s", "switches", "fallback", "peak MiB", *["J/token"] * energy]
+    columns.append("rounds by draft")
     rows = []
     for name, arm in _ran(part):
         shares = [f"{draft} {percent(share)}" for draft, share in (arm.get("draft_share") or {}).items()]
@@ -154,7 +155,7 @@ def memory(part: Figures) -> Table:
             whole(arm.get("switches")),
             percent(arm.get("fallback_share"), 1),
         ]
-        row += [mebibytes(arm["peak_memory_bytes"]), number(arm.get("joules_per_token"), 3)]
+        row += [mebibytes(arm["peak_memory_bytes"]), *[number(arm.get("joules_per_token"), 3)] * energy]
         rows.append([name, *row, ", ".join(shares) or UNKNOWN])
     return Table("Drafts and memory", columns, rows)
 

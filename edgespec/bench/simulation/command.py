@@ -19,10 +19,11 @@ from edgespec.bench.simulation.ranges import Range, one_or_range, single
 from edgespec.bench.simulation.scenario import Base, Setting, costs_from, policy_for, trace_costs
 from edgespec.bench.simulation.sweep import OWN_POLICIES, SWEEPS, Ran, Sweep, run_all, sweep
 from edgespec.bench.simulation.texts import ORDERS, Corpus, limited, read_corpus, read_header, with_drafts
-from edgespec.bench.simulation.validate import check, same_drafts, validated
+from edgespec.bench.simulation.validate import check, doubts, same_drafts, validated
 from edgespec.bench.specbench.arms import expanded, split_specs
 from edgespec.bench.specbench.folder import PLAIN, read_run
-from edgespec.bench.words import counted
+from edgespec.bench.summary import BUSY_SHARE
+from edgespec.bench.words import are, counted
 from edgespec.errors import ConfigError
 from predictor.costs import CostTable
 from predictor.policies.base import LOOKUP
@@ -130,18 +131,17 @@ def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:
         print("interrupted; nothing was written", file=sys.stderr)
         return INTERRUPTED
     document = _document(args, base, start, profile, ran, sweeps, validation)
-    if measured is not None and (measured.settings.get("repeats") or 1) > 1:
-        document["warnings"].append(
-            "The run repeats its questions: measured is the median repeat, in which policies that learn had met the "
-            "texts before; simulated is once through."
-        )
+    if measured is not None and validation is not None:
+        document["warnings"] += doubts(measured, validation)
     if args.out:
         output.publish(document, Path(args.out))
     if args.json:
         write_json(document, "-", sys.stdout.write)
     else:
-        told = [document["about"], *(f"Mind: {warning}" for warning in document["warnings"])]
-        print("\n\n".join([*map(terminal.shown, told), *map(terminal.text, tables.all_tables(document))]))
+        told = [*map(terminal.shown, [document["about"], *(f"Mind: {warning}" for warning in document["warnings"])])]
+        told += map(terminal.text, tables.all_tables(document))
+        told += filter(None, [tables.pace(document["replayed"])])
+        print("\n\n".join(told))
     return 0
 
 
@@ -272,10 +272,12 @@ def _document(
         }
         for each in sweeps
     ]
+    made = {"costs_of": _costs_of(args, profile), "rows": policies, "sweeps": varied, "validation": validation}
+    doubtful = _of_setting(args, corpus, profile) if policies or sweeps else []
     return {
         "command": this_command(),
-        "about": _about(args, corpus, start.resident, profile, ran),
-        "warnings": _warnings(args, corpus, profile, sweeps),
+        "about": _about(made, corpus, len(limited(corpus.texts, args.limit)), start),
+        "warnings": [*_warnings(args, corpus, profile, sweeps), *doubtful],
         "traces": [Path(folder).name for folder in args.traces],
         "target": dict(corpus.header.target),
         "drafts": list(corpus.weighted),
@@ -289,33 +291,40 @@ def _document(
             "processes": ran.jobs,
             "rounds_per_second": ran.rates,
         },
-        "rows": policies,
-        "sweeps": varied,
-        "validation": validation,
+        **made,
     }
 
 
-def _about(args: argparse.Namespace, corpus: Corpus, resident: int, profile: _Profile | None, ran: Ran) -> str:
-    where = "costs as measured when they were recorded"
-    if args.costs is not None:
-        where = f"costs of {Path(args.costs).name}"
+def _costs_of(args: argparse.Namespace, profile: _Profile | None) -> str:
+    """Whose costs policies are replayed at."""
     if profile is not None:
-        where = f"costs of a model of {profile.device.name}"
+        return f"costs of a model of {profile.device.name}"
+    return "costs measured with the traces" if args.costs is None else f"costs of {Path(args.costs).name}"
+
+
+def _about(document: Mapping[str, Any], corpus: Corpus, texts: int, start: Setting) -> str:
+    """What was simulated. texts: how many are replayed."""
     seen = f" ({corpus.seen} that the ranker was made with are left out)" if corpus.seen else ""
-    without = f" (without {', '.join(corpus.left_out)})" if corpus.left_out else ""
-    count, target = len(limited(corpus.texts, args.limit)), corpus.header.target.get("name", "a target")
-    text = (
-        f"Simulated. {counted(count, 'text')}{seen} of {target}, {counted(len(corpus.weighted), 'draft')}{without}, "
-        f"{min(resident, len(corpus.weighted))} in memory, {where}."
-    )
-    if not ran.rates:
-        return text
-    slowest = min(ran.rates, key=lambda policy: ran.rates[policy])
-    return (
-        f"{text} Planning costs nothing here. {ran.rounds:,} rounds of policies that draft in {ran.seconds:.1f} s "
-        f"(plain ones beside them), in {ran.jobs} processes; {ran.rates[slowest]:,.0f} ({slowest}) to "
-        f"{max(ran.rates.values()):,.0f} a second in one process."
-    )
+    drafts = counted(len(corpus.weighted), "draft with weights", "drafts with weights")
+    drafts += f" and {', '.join(sorted(corpus.free))}" if corpus.free else ""
+    drafts += f" (without {', '.join(corpus.left_out)})" if corpus.left_out else ""
+    measured, where = document["validation"], document["costs_of"]
+    slots = _slots_told(document, min(start.resident, len(corpus.weighted)))
+    if measured is not None and not document["rows"] and not document["sweeps"]:
+        slots, where = str(min(measured["resident"], len(corpus.weighted))), "costs of the run"
+        texts = measured["texts"]
+    target = corpus.header.target.get("name", "a target")
+    return f"Simulated. {counted(texts, 'text')}{seen} of {target}, {drafts}, {slots} in memory, {where}."
+
+
+def _slots_told(document: Mapping[str, Any], usual: int) -> str:
+    """How many drafts are in memory. usual: where that is not varied."""
+    sweeps = document["sweeps"]
+    values = [point["value"] for each in sweeps if each["name"] == "resident" for point in each["points"]]
+    if not values or values[0] == values[-1]:
+        return str(values[0] if values else usual)
+    others = document["rows"] or len(sweeps) > 1
+    return f"{values[0]} to {values[-1]}{f' ({usual} where that is not varied)' if others else ''}"
 
 
 def _warnings(args: argparse.Namespace, corpus: Corpus, profile: _Profile | None, sweeps: Sequence[Sweep]) -> list[str]:
@@ -336,4 +345,20 @@ def _warnings(args: argparse.Namespace, corpus: Corpus, profile: _Profile | None
     wanted = min(most, len(corpus.weighted))
     if profile is not None and profile.slots < wanted and any(each.name == "resident" for each in sweeps):
         found.append(f"Only {profile.slots} of {len(corpus.weighted)} drafts fit: the sweep of slots ends there.")
+    return found
+
+
+def _of_setting(args: argparse.Namespace, corpus: Corpus, profile: _Profile | None) -> list[str]:
+    """What is doubtful about the slots and the costs that policies are replayed with."""
+    found, wanted, held = [], args.resident, len(corpus.weighted)
+    if (wanted.high if isinstance(wanted, Range) else wanted) > max(held, RESIDENT):  # nobody asked for the usual ones
+        asked = f"{wanted.low:g}..{wanted.high:g}" if isinstance(wanted, Range) else wanted
+        only = counted(held, "draft with weights", "drafts with weights")
+        found.append(f"--resident {asked}: there {are(held)} only {only}, and no more can be in memory.")
+    busy = corpus.costs.get("disturbance")
+    if profile is None and args.costs is None and isinstance(busy, float) and busy > BUSY_SHARE:
+        found.append(
+            f"Other processes used {busy:.0%} of the machine while the costs of the traces were measured: what depends "
+            "on them may be wrong. Record on an idle machine, or give --costs FILE."
+        )
     return found

@@ -18,7 +18,6 @@ from edgespec.bench.reporting.markdown import block, escape, mind, terms
 from edgespec.bench.reporting.tables import Table
 from edgespec.bench.simulation import tables
 from edgespec.bench.simulation.pictures import pictures
-from edgespec.bench.words import counted
 from edgespec.errors import ConfigError
 from edgespec.files import write_text
 
@@ -29,15 +28,19 @@ FILES = ("simulation.json", "simulation.md", "simulation.html")
 DEFINITIONS = {
     "x plain": "seconds of plain decoding over seconds of the policy, of the same recorded answers; prefill left out",
     "95%": "interval by bootstrap over texts: what other texts of the kind might give, on this very device; none below "
-    f"{LEAST_FOR_INTERVAL} texts",
+    f"{LEAST_FOR_INTERVAL} texts, and of fewer than about 20 it is narrower than it ought to be",
+    "a domain (N)": "x plain over the N texts of that domain",
+    "tok/round": "tokens emitted by each target forward after the prompt's, the target's own (corrected or bonus) "
+    "token included",
     "fallback": "share of rounds in which the draft that the policy wanted most could not run (away, or still reading "
     "the text); as `fallback_share` of a live run",
+    "loads, switches": "drafts that were read into memory; rounds with another draft than the one that ran before",
     "load ratio": "seconds of a load over seconds of a plain step",
     "oracle-static": "the best draft, gamma and use of lookup of each text, known in advance",
     "oracle-dynamic": "every N rounds what takes the fewest seconds to the end of the text, known in advance, loads "
     "and reading included: one draft (phrases, too), one gamma, lookup first or not. What later switches will cost is "
-    "estimated. Above policies that choose every N rounds; one that chooses anew in every round, or ends blocks early "
-    "by confidence, may do better where that pays",
+    "estimated. Mostly above policies that choose every N rounds, and no bound; one that chooses anew in every round, "
+    "or ends blocks early by confidence, may do better where that pays",
     "planning": "what policies take to plan and to learn costs nothing here, unless a run that is validated against "
     "has measured it: a report of 'bench specbench' has it as a share of the time",
     "catch-up, shadows": "share of the decode seconds in which drafts read what they missed, and guess "
@@ -100,15 +103,13 @@ def html(document: Mapping[str, Any]) -> str:
 
 def how(document: Mapping[str, Any]) -> Table:
     """The command, and what it was made of."""
-    replayed = document["replayed"]
-    spent = f"{replayed['seconds']:.1f} s in {counted(replayed['processes'], 'process', 'processes')}"
     rows = [
         ["command", document["command"]],
         ["traces", ", ".join(document["traces"])],
         ["target", str(document["target"].get("name", "not named"))],
-        ["drafts", ", ".join(document["drafts"])],
+        ["drafts with weights", ", ".join(document["drafts"])],
         ["texts left out, as the ranker was made with them", str(document["seen_texts_left_out"])],
-        ["rounds replayed", f"{replayed['rounds']:,}, {spent}"],
+        ["the replay itself", tables.pace(document["replayed"]) or "none of a policy that drafts"],
     ]
     return Table("Settings", ["setting", "value"], rows)
 

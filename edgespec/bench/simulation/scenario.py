@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -186,7 +187,7 @@ def row_of(setting: Setting, found: Outcome, plain: Outcome) -> dict[str, Any]:
     mine, theirs = [text.seconds for text in found.texts], [text.seconds for text in plain.texts]
     bootstrap = Bootstrap("simulation", len(mine), 0)
     low, high = bootstrap.interval(bootstrap.ratios(theirs, mine))
-    domains = sorted({text.domain for text in found.texts})
+    domains = Counter(sorted(text.domain for text in found.texts))
     return {
         **asdict(setting),
         "texts": len(found.texts),
@@ -198,6 +199,7 @@ def row_of(setting: Setting, found: Outcome, plain: Outcome) -> dict[str, Any]:
         "low": low,
         "high": high,
         "by_domain": {name: found.domain_speed(name) / plain.domain_speed(name) for name in domains},
+        "texts_by_domain": dict(domains),
         "tokens_per_round": found.tokens / max(found.rounds, 1),
         "fallback_share": found.fallback_share,
         "loads": found.loads,

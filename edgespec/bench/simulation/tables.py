@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from drafts.figures import LEAST_FOR_INTERVAL
 from edgespec.bench.reporting.tables import UNKNOWN, Table
+from edgespec.bench.words import counted
 
 Row = Mapping[str, Any]
 SIMULATED = "Simulated: recorded acceptance, tabled seconds. No clock measured this."
+NARROW = 20  # texts; the interval of fewer promises more than it knows
+_NO_PLANNING = "Planning costs nothing here."
+_FEW = f"Of fewer than about {NARROW} texts the 95% interval is narrower than it ought to be."
+_ORACLES = (
+    "Oracles are no bounds: they decide for a few rounds, or for a text, at a time, and pay for loads and catch-up; "
+    "oracle-dynamic may be below oracle-static, and in one domain below plain."
+)
 
 
 def all_tables(document: Row) -> list[Table]:
     """Every table of a document of `bench simulate`."""
+    costs = document["costs_of"]
     found = [] if document["device"] is None else [device(document["device"])]
-    found += [policies(document["rows"])] if document["rows"] else []
-    found += [sweep(each) for each in document["sweeps"]]
+    found += [policies(document["rows"], costs)] if document["rows"] else []
+    found += [sweep(each, costs) for each in document["sweeps"]]
     found += [] if document["validation"] is None else [validation(document["validation"])]
     return found
 
 
-def policies(rows: list[Row]) -> Table:
-    """One row a policy."""
-    domains = list(rows[0]["by_domain"])
-    columns = ["policy", "x plain", "95%", *domains, "tok/round", "fallback", "loads", "switches"]
+def policies(rows: list[Row], costs: str) -> Table:
+    """One row a policy. costs: whose they are."""
+    domains = rows[0]["texts_by_domain"]
+    heads = [f"{name} ({count})" for name, count in domains.items()]
+    columns = ["policy", "x plain", "95%", *heads, "tok/round", "fallback", "loads", "switches"]
     cells = []
     for row in rows:
         interval = UNKNOWN if row["low"] is None else f"{row['low']:.2f}-{row['high']:.2f}"
@@ -31,14 +42,21 @@ def policies(rows: list[Row]) -> Table:
         counts = [f"{row['tokens_per_round']:.2f}", f"{row['fallback_share']:.1%}"]
         counts += [str(row["loads"]), str(row["switches"]), _share(row, "catch_up"), _share(row, "shadow")]
         cells.append([row["policy"], f"{row['speedup']:.3f}", interval, *of_domains, *counts])
-    return Table("Policies", [*columns, "catch-up", "shadows"], cells, SIMULATED)
+    narrow = LEAST_FOR_INTERVAL <= rows[0]["texts"] < NARROW
+    note = [SIMULATED, _NO_PLANNING, *[_FEW] * narrow, *_of_oracles(row["policy"] for row in rows)]
+    return Table(f"Policies, at {costs}", [*columns, "catch-up", "shadows"], cells, " ".join(note))
+
+
+def _of_oracles(policies: Iterable[str]) -> list[str]:
+    """What to know of oracles where one is among the policies."""
+    return [_ORACLES] if any(policy.startswith("oracle-") for policy in policies) else []
 
 
 def _share(row: Row, what: str) -> str:
     return f"{row[f'{what}_seconds'] / row['seconds']:.1%}"
 
 
-def sweep(found: Row) -> Table:
+def sweep(found: Row, costs: str) -> Table:
     """One row a value of what is varied: each policy's speed-up, with its share of fallback rounds."""
     lines = list(dict.fromkeys(point["line"] for point in found["points"]))
     by_place = {(point["value"], point["line"]): point["row"] for point in found["points"]}
@@ -47,9 +65,10 @@ def sweep(found: Row) -> Table:
         rows = [by_place.get((value, line)) for line in lines]
         texts = [UNKNOWN if r is None else f"{r['speedup']:.2f} ({r['fallback_share']:.0%})" for r in rows]
         cells.append([str(value), *texts])
-    note = "Times plain, and in parentheses the share of fallback rounds."
-    note += f" {found['note']}" if found["note"] else ""
-    return Table(found["title"], [found["axis"] or found["name"], *lines], cells, note)
+    note = ["Times plain, and in parentheses the share of fallback rounds.", f"At {costs}.", _NO_PLANNING]
+    note += [found["note"]] if found["note"] else []
+    note += _of_oracles(lines)
+    return Table(found["title"], [found["axis"] or found["name"], *lines], cells, " ".join(note))
 
 
 def validation(found: Row) -> Table:
@@ -58,10 +77,30 @@ def validation(found: Row) -> Table:
     for row in found["rows"]:
         figures = [f"{row['measured']:.3f}", f"{row['speedup']:.3f}", f"{row['error']:+.1%}"]
         cells.append([row["arm"], *figures, "fitted" if row["fitted"] else "predicted"])
-    note = f"{found['agree']} of {found['predicted']} predicted ones agree within {found['within']:.0%}, over "
-    note += f"{found['texts']} answers. The seconds of steps and forwards are means of plain and of the fitted arms, "
-    note += "which therefore prove nothing; those of planning are each arm's own."
-    return Table("Simulated against measured", ["arm", "measured", "simulated", "difference", "costs"], cells, note)
+    note = f"{_verdict(found)} The seconds of steps and forwards are means of plain and of the fitted arms, which "
+    note += "therefore prove nothing; those of planning are each arm's own."
+    title = "Simulated against measured, at the run's own costs"
+    return Table(title, ["arm", "measured", "simulated", "difference", "costs"], cells, note)
+
+
+def _verdict(found: Row) -> str:
+    """How many agree; of too few answers, or none that is predicted, that there is nothing to say."""
+    answers, predicted, agree = counted(found["texts"], "answer"), found["predicted"], found["agree"]
+    if not predicted:
+        return f"None is predicted, over {answers}."
+    if agree is None:
+        return f"No verdict: {answers}, and of fewer than {LEAST_FOR_INTERVAL} there is none."
+    verb = "agrees" if 1 in (agree, predicted) else "agree"
+    ones = counted(predicted, "predicted one")
+    return f"{agree} of {ones} {verb} within {found['within']:.0%}, over {answers}."
+
+
+def pace(replayed: Row) -> str:
+    """How fast the replay itself was; "" where no policy that drafts was replayed."""
+    if not replayed["rounds"]:
+        return ""
+    where = counted(replayed["processes"], "process", "processes")
+    return f"{counted(replayed['rounds'], 'round')} replayed in {replayed['seconds']:.1f} s ({where})."
 
 
 def device(found: Row) -> Table:

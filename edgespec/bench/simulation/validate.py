@@ -14,10 +14,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from drafts.figures import LEAST_FOR_INTERVAL
 from edgespec.bench.reporting.pairs import Part, sums
 from edgespec.bench.simulation.scenario import LOOKUP_SECONDS, Base, Setting, row_of, simulate
 from edgespec.bench.simulation.texts import Corpus, shortened
 from edgespec.bench.specbench.folder import PLAIN, Record, RunFolder
+from edgespec.bench.words import counted
 from edgespec.errors import ConfigError
 from predictor.costs import CostTable
 from predictor.policies.base import LOOKUP
@@ -87,6 +89,11 @@ def matched(corpus: Corpus, run: RunFolder) -> Matched:
             taken.add(text.name)
             texts[turn] = text
     if not texts:
+        if not run.finished:
+            raise ConfigError(
+                f"The run in {run.path} is not finished, and no answer that all its policies have made was recorded in "
+                "these traces: wait until it ends, or go on with it (its --resume)."
+            )
         raise ConfigError(
             f"None of the answers in {run.path} was recorded in these traces: run 'bench record' on the same "
             "questions, with the same model, weight format and --max-new-tokens (first turns only)."
@@ -207,8 +214,45 @@ def _load(matched: Matched) -> float | None:
     return seconds / count if count else None
 
 
+def doubts(run: RunFolder, found: Mapping[str, Any]) -> list[str]:
+    """What makes a comparison (of `validated`) doubtful, as sentences."""
+    told = []
+    asked, questions = counted(found["asked"], "question"), found["compared"]
+    if not run.finished:
+        told.append(f"The run is not finished: all its policies have answered {found['answered']} of {asked}.")
+    if questions < (found["asked"] if run.finished else found["answered"]):
+        told.append(
+            f"The comparison has {questions} of {asked}: the others were not recorded, failed, were answered in "
+            "different words by different policies, or not by all."
+        )
+    if found["texts"] < LEAST_FOR_INTERVAL:
+        answers = counted(found["texts"], "answer")
+        told.append(f"The comparison has {answers}: below {LEAST_FOR_INTERVAL} there is no verdict.")
+    if (run.settings.get("repeats") or 1) > 1:
+        told.append(
+            "The run repeats its questions: measured is the median repeat, in which policies that learn had met the "
+            "texts before; simulated is once through."
+        )
+    return told
+
+
+def _progress(run: RunFolder, found: Matched) -> dict[str, int]:
+    """Questions that the run has, that all its policies have answered, and that are compared."""
+    answered = [{r.question_id for r in run.records[arm] if r.error is None} for arm in found.run.arms]
+    begun = {record.question_id for records in run.records.values() for record in records}
+    compared = {record.question_id for records in found.run.records.values() for record in records}
+    return {
+        "asked": max(run.questions, len(begun)),
+        "answered": len(set.intersection(*answered)),
+        "compared": len(compared),
+    }
+
+
 def validated(base: Base, run: RunFolder) -> dict[str, Any]:
-    """Every policy arm of the run: measured and simulated speed-up over plain."""
+    """Every policy arm of the run: measured and simulated speed-up over plain.
+
+    agree: of the predicted ones; None where there are too few answers to tell.
+    """
     corpus, resident, limit = base.corpus, _slots(run), _number(run, "max_new_tokens", run.settings)
     found = matched(corpus, run)
     part = Part([found.run])
@@ -232,15 +276,17 @@ def validated(base: Base, run: RunFolder) -> dict[str, Any]:
         row = row_of(setting, outcome, plain) | {"arm": arm, "measured": value, "planning_seconds": planning}
         rows.append(row | {"error": row["speedup"] / value - 1, "fitted": bool(_STATIC.fullmatch(arm))})
     predicted = [row for row in rows if not row["fitted"]]
+    agree = sum(abs(row["error"]) <= WITHIN for row in predicted)
     return {
         "run": str(run.path),
+        **_progress(run, found),
         "texts": len(found.texts),
         "resident": resident,
         "costs": costs.to_json(),
         "overhead_seconds": overhead,
         "within": WITHIN,
         "predicted": len(predicted),
-        "agree": sum(abs(row["error"]) <= WITHIN for row in predicted),
+        "agree": agree if len(found.texts) >= LEAST_FOR_INTERVAL else None,
         "rows": rows,
     }
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 NGRAM, STATIC, ALL_STATICS = "ngram", "static", "all-statics"
 STATIC_GAMMA = 3
 ORACLES = ("oracle-static", "oracle-dynamic")
+_ENGINE_PACKAGES = ("edgespec", "numpy", "onnxruntime", "tokenizers")
+_INSTALLED_AS = {"llama_cpp": "llama-cpp-python", "onnxruntime_genai": "onnxruntime-genai"}  # by what is imported
 POLICY_FACTORY = "edgespec.bench.specbench.worker:PolicyArm"
 _WEIGHTS = {
     "exact": "the file's own blocks (4-bit where the file is)",
@@ -142,6 +144,16 @@ def policy_arm(spec: str, config: RuntimeConfig, *, nbytes: Mapping[bool, int]) 
     return Arm(
         spec, "policy", POLICY_FACTORY, options, _WEIGHTS[config.weight_format], nbytes=nbytes.get(with_drafts, 0)
     )
+
+
+def packages(names: Collection[str], device: str) -> set[str]:
+    """What these arms compute with, as it is installed: the engine's packages, for plain is always there, and those of
+    peers. device: of the engine, never "auto"."""
+    used = {*_ENGINE_PACKAGES, *(() if device == "cpu" else ("torch",))}
+    for peer in peers():
+        if PREFIX + peer.name in names:
+            used.update(_INSTALLED_AS.get(module, module) for module in peer.packages)
+    return used
 
 
 def peer_arm(spec: str, known: Sequence[Contender], model: Path, threads: int, *, nbytes: int, greedy: bool) -> Arm:

@@ -155,7 +155,7 @@ class _Run:
         settings = preparing.settings(args, config, setup, found)
         run = preparing.new_run(out, settings, setup, preparing.grouped(list(self._arms.values()), args, setup))
         if old is not None:
-            run = preparing.go_on(old, run)
+            run = preparing.go_on(old, run, setup.device)
         self._encoder = preparing.open_encoder(setup.path)
         self._questions, too_long = preparing.fitting(found.mine, self._encoder, int(run.machine["context"]))
         skipped = [*found.skipped, *too_long]
@@ -182,8 +182,9 @@ class _Run:
         try:
             with (no_progress if self._args.quiet else progress)(plan.answers()) as (tell, advance):
                 Harness(
-                    plan, writer, self._start, self._encoder, tell=lambda text: tell(shown(text)), advance=advance
-                ).run()
+                    plan, writer, self._start, self._encoder, announce=self._say,
+                    tell=lambda text: tell(shown(text)), advance=advance,
+                ).run()  # fmt: skip
             return self._finish(writer)
         except KeyboardInterrupt:
             writer.save(finished=writer.run.finished)

@@ -20,6 +20,7 @@ from edgespec.bench.specbench.questions import Question
 from edgespec.bench.specbench.schedule import Beside, beside, rotated, turns
 from edgespec.bench.speed import ANSWER_SECONDS, LOAD_SECONDS, Channel
 from edgespec.bench.watch import Watch
+from edgespec.bench.words import counted, duration
 from edgespec.bench.workers import WorkerFailure
 from edgespec.decoding.counts import first_of
 from edgespec.errors import PromptError
@@ -73,9 +74,10 @@ class PlainFailure(WorkerFailure):
 
 
 class Harness:
-    """Runs a plan. start: makes an arm's worker. tell: what is being done; advance: so many answers are done.
+    """Runs a plan. start: makes an arm's worker. announce: what is said at once; tell: what is being done; advance: so
+    many answers are done. now: seconds since the epoch.
 
-    now: seconds since the epoch. Whatever happens, no worker is left behind. PlainFailure if plain itself cannot run.
+    Whatever happens, no worker is left behind. PlainFailure if plain itself cannot run.
     """
 
     def __init__(
@@ -85,13 +87,15 @@ class Harness:
         start: Callable[[Arm], ArmChannel],
         texts: Texts,
         *,
+        announce: Callable[[str], None] = lambda text: None,
         tell: Callable[[str], None] = lambda text: None,
         advance: Callable[[int], None] = lambda count: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._plan, self._writer, self._start, self._texts = plan, writer, start, texts
-        self._tell, self._advance, self._clock, self._now = tell, advance, clock, now
+        self._announce, self._tell, self._advance = announce, tell, advance
+        self._clock, self._now = clock, now
         self._workers: dict[str, ArmChannel] = {}
         self._restarted: set[str] = set()
         self._prepared: set[str] = set()
@@ -120,8 +124,11 @@ class Harness:
     def _run_group(self, number: int, arms: Sequence[Arm]) -> None:
         self._restarted.clear()
         who = self._beside(number, arms)
+        wanted = [arm for arm in arms if self._wanted(arm, who)]
+        if wanted:
+            self._announce(f"starting {counted(len(wanted), 'worker')}: {', '.join(arm.name for arm in wanted)}")
         for arm in arms:
-            if self._wanted(arm, who):
+            if arm in wanted:
                 self._open(arm)
             elif arm.name in self._broken and not arm.missing:  # it broke at the last of its questions
                 self._writer.arm(arm.name, status="ok", message="")
@@ -346,7 +353,7 @@ class Harness:
     def _time_left(self) -> str:
         if not self._measured:
             return ""
-        return f", about {in_words(self._seconds / self._measured * self._left)} left"
+        return f", about {duration(self._seconds / self._measured * self._left)} left"
 
 
 def exchange(question: str, answer: str) -> list[dict[str, str]]:
@@ -389,11 +396,3 @@ def _measured(arm: Arm, answer: Answer, reply: Mapping[str, Any]) -> dict[str, A
         "stats": answer.stats if arm.is_policy else {},
         "resident": tuple(map(str, reply.get("resident", ()))),
     }
-
-
-def in_words(seconds: float) -> str:
-    """ "40 s", "12 min", "3 h 05 min"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"

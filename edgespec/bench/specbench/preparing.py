@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _WARM_UP = "Say hello, and name three colours."
 _PEER_BYTES = 600 << 20  # of a peer beside its weights: torch's code, its own buffers
 # What must be as it was when a run is gone on with; a kernel's version, for example, may change.
-_SAME_MACHINE = ("cpu", "cores", "threads", "versions")
+_SAME_MACHINE = ("cpu", "cores", "threads")
 _MADE_OF_AUTO = {"context": "the context", "slots": "drafts in memory at once"}
 
 
@@ -223,10 +223,13 @@ def as_before(config: RuntimeConfig, old: RunFolder) -> RuntimeConfig:
     )
 
 
-def go_on(old: RunFolder, new: RunFolder) -> RunFolder:
-    """The old run, to be gone on with. ConfigError names what is not as it was."""
+def go_on(old: RunFolder, new: RunFolder, device: str) -> RunFolder:
+    """The old run, to be gone on with. device: the engine's. ConfigError names what is not as it was."""
+    together = [set(group) for group in old.machine.get("groups", ())]
     pairs = [(name, old.settings.get(name), new.settings.get(name)) for name in {**old.settings, **new.settings}]
     pairs += [(name, old.machine.get(name), new.machine.get(name)) for name in _SAME_MACHINE]
+    used = arms.packages({name for group in together for name in group}, device)  # others may come and go
+    pairs.append(("versions", _versions(old, used), _versions(new, used)))
     auto = [name for name in _MADE_OF_AUTO if name in old.machine]
     pairs += [(_MADE_OF_AUTO[name], old.machine[name], new.machine.get(name)) for name in auto]
     pairs.append(("edgespec's version", old.version, new.version))
@@ -239,13 +242,18 @@ def go_on(old: RunFolder, new: RunFolder) -> RunFolder:
                 f"The run in {old.path} cannot be gone on with: {name} was {was} and is {now} now. Give "
                 "the same as then, or --out another folder."
             )
-    arms, together = set(new.settings["policies"]), [set(group) for group in old.machine.get("groups", ())]
-    if old.machine.get("context") is None or not together or any(PLAIN not in g or g - arms for g in together):
+    specs = set(new.settings["policies"])
+    if old.machine.get("context") is None or not together or any(PLAIN not in g or g - specs for g in together):
         raise ConfigError(
             f"The run in {old.path} cannot be gone on with: its run.json is damaged, it does not tell which arms were "
             "in memory together. Give --out another folder; 'bench report' still shows what was measured."
         )
     return dataclasses.replace(old, finished=False)
+
+
+def _versions(run: RunFolder, packages: set[str]) -> dict[str, Any]:
+    known = run.machine.get("versions")
+    return {name: known[name] for name in sorted(packages & known.keys())} if isinstance(known, dict) else {}
 
 
 def grouped(found: Sequence[Arm], args: argparse.Namespace, setup: Setup) -> list[list[str]]:

@@ -275,6 +275,8 @@ def test_the_parts_of_a_load_that_changes_are_told_apart(tmp_path: Path) -> None
     speeds = [f"{entry['throughput']['value']:.1f}" for part in made["parts"] for entry in part["table"]]
     assert [row[3] for row in rows] == speeds
     assert len(set(speeds)) > 3
+    assert tables.parts(made).columns[-3:] == ["queued (mean)", "TTFT p50 s", "TPOT p50 s"]
+    assert {len(row) for row in rows} == {len(tables.parts(made).columns)}
     assert tables.parts(made) in tables.short(made)
     assert [picture["title"] for picture in output.drawn(made)["Over time"]][1].startswith("Gamma of the planners")
     unchanging = schedule(*changing.arms, rates=(1.2,))

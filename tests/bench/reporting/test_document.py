@@ -106,20 +106,34 @@ def test_the_median_is_that_of_a_repeat_which_was_run(tmp_path: Path) -> None:
     assert part["arms"]["arm"]["speedup"]["tokens_per_second"] == pytest.approx(10)
 
 
-def test_the_first_repeat_stands_beside_the_median(tmp_path: Path) -> None:
+def test_the_headline_is_of_the_first_repeat_and_the_median_stands_beside(tmp_path: Path) -> None:
     plain = [record(q, repeat=repeat) for q in (1, 2) for repeat in range(3)]
     arm = [record(q, repeat=repeat, step=0.005 if repeat else 0.01) for q in (1, 2) for repeat in range(3)]
     part = part_of(tmp_path, {"plain": plain, "arm": arm})
     found = part["arms"]["arm"]
     assert found["speedup"]["value"] == pytest.approx(2)
     assert (found["first_repeat"]["value"], found["first_repeat"]["questions"]) == (pytest.approx(1), 2)
-    assert "1.00 times in the first repeat alone" in tables.headline(part, "arm")
+    told = "1.00 times as fast as plain over 2 questions in the first repeat; 2.00 times in the median repeat, with"
+    assert tables.headline(part, "arm") == f"arm decodes {told} texts that policies had met before."
     once = part_of(tmp_path / "2", {"plain": plain[::3], "arm": arm[::3]})["arms"]["arm"]
     assert once["first_repeat"] is None
     assert "repeat" not in tables.headline({"arms": {"arm": once}, "asked": 2}, "arm")
     told = {count: tables.conditions({"settings": {"repeats": count}, "runs": []}) for count in (1, 3)}
     assert "policies keep what they learned" in told[3]
     assert told[1] == "repeats: 1"
+
+
+def test_the_least_task_of_the_headline_is_of_the_same_repeat(tmp_path: Path) -> None:
+    """The arm is slow in mt-bench at first, and in qa later on."""
+    places: list[dict[str, Any]] = [{}, {}, QA, QA]
+    asked = [(q, repeat, place) for q, place in enumerate(places, start=1) for repeat in range(3)]
+    plain = [record(q, repeat=repeat, **place) for q, repeat, place in asked]
+    arm = [record(q, repeat=r, step=0.02 if (r == 0) == (place == {}) else 0.01, **place) for q, r, place in asked]
+    part = part_of(tmp_path, {"plain": plain, "arm": arm})
+    assert part["arms"]["arm"]["least_task"]["task"] == "qa"
+    first = part["arms"]["arm"]["first_repeat"]["least_task"]
+    assert first == {"task": "mt-bench", "value": pytest.approx(0.5), "of": 2}
+    assert "in the first repeat; least in mt-bench, 0.50; 0.67 times in the median" in tables.headline(part, "arm")
 
 
 def test_what_policies_knew_before_the_run_is_said_at_the_head() -> None:
@@ -303,9 +317,10 @@ def test_doubts_are_told(tmp_path: Path) -> None:
     busy = [record(1, disturbance=0.5), record(2, disturbance=0.05)]
     faster = [record(1), record(1, repeat=1, step=0.001)]
     changing = [record(1), record(1, repeat=1, token_ids=tuple(range(11)))]
-    part = part_of(tmp_path, {"plain": busy + faster[1:], "fast": faster, "change": changing})
+    less = dataclasses.replace(faster[1], disturbance=0.2)
+    part = part_of(tmp_path, {"plain": [*busy, less], "fast": faster, "change": changing})
     warnings = {name: " ".join(arm["warnings"]) for name, arm in part["arms"].items()}
-    assert "in 1 of 3 answers" in warnings["plain"]
+    assert "other processes used more than 10% of the machine in 2 of 3 answers, at most 50%" in warnings["plain"]
     assert "10.00 times as fast as the first" in warnings["fast"]
     assert "changed from one repeat to another: 1" in warnings["change"]
     assert "changed" not in warnings["fast"]

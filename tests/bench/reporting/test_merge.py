@@ -36,6 +36,14 @@ def test_shards_are_one_run(tmp_path: Path) -> None:
     assert alone["warnings"] == ["only 1 of 2 shards of the run is here: 1/2"]
 
 
+def test_shards_of_other_counts_are_the_whole_run_or_they_are_not(tmp_path: Path) -> None:
+    names = ("1/2", "2/4", "4/4")
+    runs = [shard(tmp_path, str(q), (q,), settings={"shard": name}) for q, name in enumerate(names, start=1)]
+    assert build(runs)["parts"][0]["warnings"] == []
+    text = "the shards that are here (1/2, 2/4) are not the whole run"
+    assert build(runs[:2])["parts"][0]["warnings"] == [text]
+
+
 def test_shards_of_several_machines_pair_within_each(tmp_path: Path) -> None:
     fast = {"plain": [record(1, step=0.001)], "arm": [record(1, step=0.0005)]}
     one = read_run(write_run(tmp_path / "a", fast, machine={"cpu": "fast"}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -19,7 +20,7 @@ from edgespec.bench.reporting.tables import Table
 from edgespec.bench.specbench.folder import ArmInfo
 from edgespec.cli.main import main
 from edgespec.errors import ConfigError
-from tests.bench.reporting.samples import sample_run
+from tests.bench.reporting.samples import QA, part_of, sample_run
 from tests.support.runs import failed, record, write_run
 
 EVIL = "<script>alert('x')</script> | **b** [l](http://e.x)\n# h"
@@ -73,9 +74,10 @@ def test_the_figures_are_in_all_forms(sample: tuple[Path, dict[str, Any], str]) 
             assert value in html
             assert value in text
             assert value in printed
+    sentence = f"edgespec decodes {arms['edgespec']['first_repeat']['value']:.2f} times as fast as plain"
     for shown in (html, printed, text.replace("\\", "")):
         assert "No module named 'flashspec'" in shown
-        assert f"edgespec decodes {arms['edgespec']['speedup']['value']:.2f} times as fast as plain" in shown
+        assert sentence in shown
     assert "signal 9 (SIGKILL)" in html
     for name, meaning in DEFINITIONS.items():
         assert name in html
@@ -217,6 +219,43 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["bench", "report", str(one), str(two), "--out", str(tmp_path / "both")]) == 0
     assert json.loads((tmp_path / "both" / "report.json").read_text(encoding="utf-8"))["parts"][0]["questions"] == 2
     assert not (two / "report.json").exists()
+
+
+def test_energy_has_a_column_where_it_is_known(tmp_path: Path) -> None:
+    known, unknown = record(1, stats={"energy_joules": 1.1}), record(1)
+    part = part_of(tmp_path, {"plain": [unknown], "arm": [known]})
+    column = tables.memory(part).columns.index("J/token")
+    assert [row[column] for row in tables.memory(part).rows] == ["–", "0.100"]
+    none = tables.memory(part_of(tmp_path / "2", {"plain": [unknown], "arm": [unknown]}))
+    assert "J/token" not in none.columns
+    assert {len(row) for row in none.rows} == {len(none.columns)}
+
+
+def test_a_caption_speaks_of_intervals_where_there_are_some(tmp_path: Path) -> None:
+    records = [record(q, **(QA if q > 4 else {})) for q in range(1, 9)]
+    part = part_of(tmp_path, {"plain": records, "arm": records})
+    assert tables.by(part, "task").note.startswith("Times plain; in brackets above, how many")
+    more = [*records, record(9, **QA)]
+    part = part_of(tmp_path / "2", {"plain": more, "arm": more})
+    assert tables.by(part, "task").note.startswith("Times plain, 95% interval; in brackets above")
+
+
+def test_every_column_has_its_meaning(sample: tuple[Path, dict[str, Any], str]) -> None:
+    part, told = sample[1]["parts"][0], "; ".join(DEFINITIONS)
+    assert "rounds by draft" in tables.memory(part).columns
+    for word in ("switches", "J/token", "bookkeeping", "other", "rounds by gamma", "rounds by draft", "lookup first"):
+        assert word in told
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_folder_whose_name_is_no_utf_8(tmp_path: Path) -> None:
+    odd = write_run(Path(os.fsdecode(bytes(tmp_path) + b"/r\xff")), {"plain": [record(1)]}, finished=False)
+    with (tmp_path / "printed").open("w", encoding="utf-8") as file:
+        publish([odd], odd, Console(width=160, file=file))
+    text = (odd / "report.md").read_text(encoding="utf-8")
+    assert "goes on with it: r?" in text
+    assert json.loads((odd / "report.json").read_text(encoding="utf-8"))["runs"][0]["folder"] == "r?"
+    assert "1 turn of r?, of an earlier version" in text
 
 
 def test_bad_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

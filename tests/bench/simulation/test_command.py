@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench.simulation import command
+from edgespec.bench.simulation import command, tables
 from edgespec.bench.simulation.output import FILES
 from edgespec.bench.specbench.folder import RunFolder
 from edgespec.errors import ConfigError
@@ -175,10 +175,11 @@ def test_a_validation_by_the_median_repeat_says_so(
 ) -> None:
     for name in ("check", "same_drafts"):
         monkeypatch.setattr(command, name, lambda *_: None)
-    found = {"rows": [], "agree": 0, "predicted": 0, "within": 0.05, "texts": 0}
+    found = {"rows": [], "agree": 0, "predicted": 0, "within": 0.05, "texts": 6, "resident": 2}
+    found |= {"asked": 6, "answered": 6, "compared": 6}
     monkeypatch.setattr(command, "validated", lambda *_: found)
     for repeats, told in ((1, 0), (3, 1)):
-        run = RunFolder(Path("run"), {"repeats": repeats})
+        run = RunFolder(Path("run"), {"repeats": repeats}, finished=True)
         monkeypatch.setattr(command, "read_run", {"run": run}.__getitem__)
         assert simulate(traces, "--validate", "run", "--json") == 0
         warnings = json.loads(capsys.readouterr().out)["warnings"]
@@ -191,7 +192,11 @@ def test_rates_are_those_of_policies_in_one_process(traces: str, capsys: pytest.
     replayed = document["replayed"]
     assert set(replayed["rounds_per_second"]) == {"memspec@3"}
     assert replayed["rounds"] == document["rows"][1]["rounds"]
-    assert "a second in one process" in document["about"]
+    assert simulate(traces, "--policies", "plain,memspec@3") == 0
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert "round" not in first
+    assert last.startswith(f"{replayed['rounds']:,} rounds replayed in ")
+    assert last.endswith(" s (1 process).")
 
 
 def test_only_the_drafts_that_are_named_take_part(traces: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,8 +205,101 @@ def test_only_the_drafts_that_are_named_take_part(traces: str, capsys: pytest.Ca
     document = json.loads(capsys.readouterr().out)
     assert [row["policy"] for row in document["rows"]] == ["plain", "static:right@3", "edgespec"]
     assert (document["drafts"], document["drafts_left_out"]) == (["right"], ["left", "words"])
-    assert "1 draft (without left, words), 1 in memory" in document["about"]
+    assert "1 draft with weights (without left, words), 1 in memory" in document["about"]
     assert {point["value"] for point in document["sweeps"][0]["points"]} == {1}
     assert {point["line"] for point in document["sweeps"][0]["points"]} == {"static:right@3", "edgespec"}
     for row in document["rows"]:
         assert set(row["draft_share"]) <= {"right", "plain"}
+
+
+def test_oracles_are_said_to_be_no_bounds_where_there_are_any(traces: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*policies: str) -> int:
+        assert simulate(traces, "--policies", ",".join(policies), "--sweep", "resident") == 0
+        return capsys.readouterr().out.count("oracle-dynamic may be below oracle-static, and in one domain below plain")
+
+    assert told("memspec@3") == 0
+    assert told("memspec@3", "oracle-static") == 2  # under both tables
+
+
+def test_domains_are_given_with_their_texts_and_intervals_of_few_with_a_caution(
+    traces: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*more: str) -> str:
+        assert simulate(traces, "--policies", "memspec@3", "--out", str(tmp_path), *more) == 0
+        return capsys.readouterr().out
+
+    caution = "narrower than it ought to be"
+    usual, least = shown(), shown("--limit", "1")
+    assert "left (3)  right (3)" in usual
+    assert caution in usual
+    assert "left (1)  right (1)" in least
+    assert caution not in least  # of two texts there is no interval
+    rows = json.loads((tmp_path / "simulation.json").read_text(encoding="utf-8"))["rows"]
+    notes = [tables.policies([row | {"texts": texts} for row in rows], "costs").note for texts in (4, 5, 19, 20)]
+    assert [caution in note for note in notes] == [False, True, True, False]
+    written = (tmp_path / "simulation.md").read_text(encoding="utf-8")
+    assert f"of fewer than about 20 it is {caution}" in written
+    for term in ("tok/round", "fallback", "loads, switches", "catch-up, shadows"):
+        assert f"- **{term}**" in written
+
+
+def test_every_table_says_whose_costs_it_has(traces: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*more: str) -> str:
+        assert simulate(traces, "--policies", "memspec@3", "--sweep", "interval", *more) == 0
+        return capsys.readouterr().out
+
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(made.COSTS), encoding="utf-8")
+    for costs, more in (
+        ("costs measured with the traces", ()),
+        ("costs of mine.json", ("--costs", str(file))),
+        ("costs of a model of ", ("--device-profile", "agx-orin")),
+    ):
+        found = shown(*more)
+        assert f"\nPolicies, at {costs}" in found
+        assert f"At {costs}" in found
+        assert found.count("Planning costs nothing here.") == 2
+
+
+def test_what_is_in_memory_is_said(traces: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def first(*more: str) -> str:
+        assert simulate(traces, *more) == 0
+        return capsys.readouterr().out.splitlines()[0]
+
+    named = ("--policies", "memspec@3")
+    assert "2 drafts with weights and words, 1 in memory" in first(*named, "--resident", "1")
+    assert "1 to 2 in memory" in first("--resident", "1..2")
+    assert "1 to 2 (2 where that is not varied) in memory" in first(*named, "--resident", "1..2")
+    assert "1 to 2 (1 where that is not varied) in memory" in first(*named, "--resident", "1", "--sweep", "resident")
+
+
+def test_more_slots_than_drafts_are_said_to_be_too_many(traces: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def minds(*more: str) -> list[str]:
+        assert simulate(traces, "--policies", "memspec@3", *more, "--json") == 0
+        return [text for text in json.loads(capsys.readouterr().out)["warnings"] if "--resident" in text]
+
+    assert minds() == minds("--resident", "2") == minds("--drafts", "left") == []
+    assert minds("--resident", "9") == [
+        "--resident 9: there are only 2 drafts with weights, and no more can be in memory."
+    ]
+    assert minds("--resident", "1..9", "--drafts", "left") == [
+        "--resident 1..9: there is only 1 draft with weights, and no more can be in memory."
+    ]
+
+
+def test_costs_that_were_measured_on_a_busy_machine_are_doubted(
+    traces: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def doubted(disturbance: Any, *more: str) -> bool:
+        folder = made.folder(tmp_path / f"{disturbance}{len(more)}", 2, {**made.COSTS, "disturbance": disturbance})
+        assert simulate(str(folder), "--policies", "memspec@3", *more, "--json") == 0
+        told = json.loads(capsys.readouterr().out)["warnings"]
+        return any("Other processes used" in text for text in told)
+
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps(made.COSTS), encoding="utf-8")
+    assert doubted(0.25)
+    assert not doubted(0.1)
+    assert not doubted("much")
+    assert not doubted(0.25, "--costs", str(file))
+    assert not doubted(0.25, "--device-profile", "agx-orin", "--resident", "1")

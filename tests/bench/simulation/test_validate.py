@@ -13,7 +13,7 @@ from edgespec.bench.reporting.document import build
 from edgespec.bench.simulation import tables
 from edgespec.bench.simulation.scenario import Base, Setting, simulate
 from edgespec.bench.simulation.texts import read_corpus, shortened
-from edgespec.bench.simulation.validate import check, matched, run_costs, same_drafts, validated
+from edgespec.bench.simulation.validate import check, doubts, matched, run_costs, same_drafts, validated
 from edgespec.bench.specbench.arms import expanded, split_specs
 from edgespec.bench.specbench.command import DEFAULT_POLICIES
 from edgespec.bench.specbench.folder import Record, RunFolder, read_run
@@ -261,3 +261,81 @@ def test_the_command_compares_a_run_of_fewer_drafts_with_those(
     assert run_command(*asked, "--drafts", "left", "--json") == 0
     found = json.loads(capsys.readouterr().out)["validation"]
     assert max(map(abs, errors(found).values())) < 0.05
+
+
+def of_questions(base: Base, path: Path, count: int, asked: int, *, finished: bool) -> RunFolder:
+    """A run that has come to `count` of its questions."""
+    records = {arm: turns(base, arm)[:count] for arm in ARMS}
+    run = read_run(write_run(path, records, settings=ASKED, machine={"slots": 2}, finished=finished))
+    return replace(run, questions=asked)
+
+
+def test_a_run_that_is_not_finished_is_said_to_be(base: Base, tmp_path: Path) -> None:
+    run = of_questions(base, tmp_path / "run", 6, 8, finished=False)
+    run.records["edgespec"].pop()  # it is its turn
+    assert doubts(run, validated(base, run)) == [
+        "The run is not finished: all its policies have answered 5 of 8 questions."
+    ]
+    whole = of_questions(base, tmp_path / "whole", 8, 8, finished=True)
+    assert doubts(whole, validated(base, whole)) == []
+    none = of_questions(base, tmp_path / "none", 1, 8, finished=False)
+    none.records["edgespec"].clear()
+    with pytest.raises(ConfigError, match="is not finished"):
+        validated(base, none)
+
+
+def test_questions_that_are_not_compared_are_counted(base: Base, tmp_path: Path) -> None:
+    run = of_questions(base, tmp_path / "run", 8, 8, finished=True)
+    for place in (0, 1):
+        run.records["edgespec"][place] = replace(run.records["edgespec"][place], token_ids=(1, 2, 3), decode_tokens=2)
+    (told,) = doubts(run, validated(base, run))
+    assert told.startswith("The comparison has 6 of 8 questions: ")
+
+
+def test_few_answers_give_no_verdict(base: Base, tmp_path: Path) -> None:
+    def note(count: int) -> str:
+        run = of_questions(base, tmp_path / f"run{count}", count, count, finished=True)
+        found = validated(base, run)
+        assert (found["agree"] is None) == any("no verdict" in text for text in doubts(run, found)) == (count < 5)
+        return tables.validation(found).note
+
+    assert note(1).startswith("No verdict: 1 answer, and of fewer than 5 there is none.")
+    assert note(4).startswith("No verdict: 4 answers, ")
+    assert note(5).startswith("2 of 2 predicted ones agree within 5%, over 5 answers.")
+
+
+@pytest.mark.parametrize(
+    ("agree", "predicted", "words"),
+    [
+        (1, 1, "1 of 1 predicted one agrees"),
+        (0, 1, "0 of 1 predicted one agrees"),
+        (1, 2, "1 of 2 predicted ones agrees"),
+        (0, 2, "0 of 2 predicted ones agree within"),
+        (0, 0, "None is predicted"),
+    ],
+)
+def test_one_agrees_and_two_agree(agree: int, predicted: int, words: str) -> None:
+    found = {"rows": [], "agree": agree, "predicted": predicted, "within": 0.05, "texts": 9}
+    assert tables.validation(found).note.startswith(words)
+
+
+def test_the_tables_beside_a_validation_say_that_their_costs_are_others(
+    base: Base, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(
+        tmp_path / "run", {arm: turns(base, arm)[:3] for arm in ARMS}, settings=ASKED, machine={"slots": 1},
+        finished=False,
+    )  # fmt: skip
+    asked = (str(made.folder(tmp_path / "traces")), "--validate", str(path))
+    assert run_command(*asked, "--policies", "memspec@3") == 0
+    upper, lower = capsys.readouterr().out.split("Simulated against measured, at the run's own costs")
+    assert "Policies, at costs measured with the traces" in upper
+    assert "Mind: The run is not finished: all its policies have answered 3 of 3 questions." in upper
+    assert "Planning costs nothing" in upper
+    assert "Planning costs nothing" not in lower
+    assert run_command(*asked) == 0
+    alone = capsys.readouterr().out
+    first = alone.splitlines()[0]
+    assert first.startswith("Simulated. 3 texts ")
+    assert first.endswith(" 1 in memory, costs of the run.")
+    assert "Planning costs nothing" not in alone

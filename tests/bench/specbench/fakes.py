@@ -123,6 +123,7 @@ class Fakes:
                 writer,
                 self.start,
                 FakeTexts(),
+                announce=self.said.append,
                 tell=self.said.append,
                 clock=lambda: next(ticks),
                 now=lambda: next(self.epoch),

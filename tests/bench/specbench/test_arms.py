@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.bench.peers.registry import peers
-from edgespec.bench.specbench.arms import check, expanded, peer_arm, policy_arm, split_specs
+from edgespec.bench.specbench.arms import check, expanded, packages, peer_arm, policy_arm, split_specs
 from edgespec.config import RuntimeConfig
 from edgespec.errors import ConfigError
 
@@ -52,6 +52,15 @@ def test_what_means_nothing_is_refused_with_what_to_write(spec: str, words: str)
     with pytest.raises(ConfigError, match=words) as caught:
         check(["plain", spec], DRAFTS, 2)
     assert "--policies" in str(caught.value)
+
+
+def test_packages_of_peers_count_where_they_take_part() -> None:
+    engine = {"edgespec", "numpy", "onnxruntime", "tokenizers"}
+    assert packages(["plain", "edgespec"], "cpu") == engine
+    assert packages(["plain", "edgespec"], "cuda") == engine | {"torch"}
+    assert packages(["plain", "peer:llama.cpp"], "cpu") == engine | {"llama-cpp-python"}
+    assert packages(["peer:transformers-lookup"], "cpu") == engine | {"torch", "transformers"}
+    assert "onnxruntime-genai" in packages(["peer:onnxruntime-genai"], "cpu")
 
 
 def test_what_means_something_is_not() -> None:

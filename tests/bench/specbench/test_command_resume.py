@@ -25,6 +25,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_runs_the_rest(
     assert run(*words) == 130
     err = capsys.readouterr().err
     assert "2 questions, 2 arms, 2 repeats: 8 answers, kept in" in err, "said at once, not after minutes"
+    assert "\nstarting 2 workers: plain, edgespec\n" in err
     assert "5 turns are kept" in err
     assert "To go on: edgespec bench specbench --out 'a b' --resume\n" in err
     kept = read_run(tmp_path / "out")
@@ -81,6 +82,37 @@ def test_resume_with_other_code_is_refused(
     file.write_text(json.dumps(document))
     assert run("--resume") == 2
     assert "edgespec's code was 'of yesterday'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("package", "device", "refused"),
+    [
+        ("onnxruntime", "cpu", True),
+        ("llama-cpp-python", "cpu", False),
+        ("torch", "cpu", False),
+        ("torch", "torch-cpu", True),
+    ],
+)
+def test_only_packages_that_the_arms_compute_with_must_be_the_same(
+    run: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    package: str,
+    device: str,
+    refused: bool,
+) -> None:
+    words = ("--policies", "edgespec", "--repeats", "1", "--device", device)
+    monkeypatch.setattr(command, "Worker", Workers(stop_after=1))
+    assert run(*words) == 130
+    file = tmp_path / "out" / "run.json"
+    document = json.loads(file.read_text())
+    document["machine"]["versions"][package] = "0.0 of yesterday"
+    file.write_text(json.dumps(document))
+    capsys.readouterr()
+    monkeypatch.setattr(command, "Worker", Workers())
+    assert run(*words, "--resume") == (2 if refused else 0)
+    assert (f"versions was {{'{package}': '0.0 of yesterday'}} and is" in capsys.readouterr().err) == refused
 
 
 def test_resume_with_another_question_file_is_refused(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from edgespec.bench.specbench import harness
-from edgespec.bench.specbench.harness import in_words
 from tests.bench.specbench.fakes import END, Fakes, answering, arm, dying, picky, question, rate, refusing
 
 LONG = tuple(range(1, 10))
@@ -211,4 +210,15 @@ def test_the_time_left_is_that_of_the_answers_that_are_left(tmp_path: Path) -> N
         "plain: question 3, about 20 s left",
         "plain: question 4, about 10 s left",
     ]
-    assert [in_words(s) for s in (40.2, 700, 11100)] == ["40 s", "12 min", "3 h 05 min"]
+
+
+def test_workers_are_announced_before_any_is_started_and_only_where_there_are_some(tmp_path: Path) -> None:
+    fakes = Fakes(tmp_path, {name: answering() for name in ("plain", "b", "c", "d")})
+    groups = ["plain", "b", arm("c", missing="not installed")], ["plain", "d"]
+    fakes.run([question(1)], *groups)
+    first, second = (text for text in fakes.said if "starting" in text)
+    assert (first, second) == ("starting 2 workers: plain, b", "starting 2 workers: plain, d")
+    assert fakes.said[0] == first
+    fakes.said.clear()
+    fakes.run([question(1)], *groups)
+    assert fakes.said == []

@@ -64,6 +64,21 @@ def test_what_is_no_time_is_ignored(seconds: float) -> None:
     assert costs.to_json() == before
 
 
+def test_what_drafting_takes_too_much_is_forgotten_where_nothing_drafts_and_no_more_than_that() -> None:
+    costs = BatchCosts(POINTS, drafting=6.0)
+    costs.observe_drafting(0.0, 0.0)
+    assert 5.9 < costs.drafting < 6.0
+    for _ in range(500):
+        costs.observe_drafting(0.0, 0.0)
+    assert costs.drafting == pytest.approx(1.0, abs=0.05)
+    for _ in range(100):
+        costs.observe_drafting(0.004, 0.002)
+    assert costs.drafting == pytest.approx(0.5, abs=0.01)
+    known = costs.drafting
+    costs.observe_drafting(0.0, 0.0)
+    assert costs.drafting == known, "side by side stays what it was"
+
+
 class Device:
     """A clock that forwards move on."""
 

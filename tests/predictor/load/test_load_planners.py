@@ -348,3 +348,17 @@ def test_a_planner_that_never_drafts_teaches_the_others_nothing_of_what_a_batch_
     for _ in range(200):
         batch(none, 0.0)
     assert costs.overhead == known
+
+
+@pytest.mark.parametrize("name", ["edgespec", "goodput"])
+def test_drafting_that_once_seemed_too_dear_is_tried_again(name: str) -> None:
+    """Texts that are easy to guess fill every place; only the factor keeps them from being guessed."""
+    costs = BatchCosts.from_json(flat().to_json() | {"drafting": 12.0})
+    planner, seen = make_load_planner(name, costs, drafts()), view([running(key, 0.8) for key in range(8)])
+    plans = []
+    for _ in range(400):
+        plans.append(list(planner.lengths(seen)))
+        planner.observe(outcome(seen, plans[-1], flat()))
+    assert not any(any(plan) for plan in plans[:10])
+    assert all(all(plan) for plan in plans[-10:])
+    assert costs.drafting == pytest.approx(1.0, abs=0.05)

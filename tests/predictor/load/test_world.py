@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from predictor.load import BatchCosts, make_load_planner
-from predictor.load.base import LoadView
+from predictor.load.base import BatchOutcome, LoadView
 from predictor.load.planners import FixedLoad
 from predictor.load.world import Job, Turn, World
 from tests.predictor.load.views import STEP, drafts, flat, running, steep, view
@@ -138,6 +138,43 @@ def test_a_draft_that_drafted_nothing_falls_behind_and_pays_for_it() -> None:
     assert seconds == pytest.approx(steep().seconds(1, 3) + 2 * STEP + 0.001 * behind[29])
 
 
+class Noting(FixedLoad):
+    """Keeps what it was told."""
+
+    def __init__(self, gamma: int) -> None:
+        super().__init__(steep(), drafts(), gamma)
+        self.told: list[BatchOutcome] = []
+
+    def observe(self, outcome: BatchOutcome) -> None:
+        self.told.append(outcome)
+        super().observe(outcome)
+
+
+def test_shadows_take_time_but_are_no_drafting() -> None:
+    none, one = Noting(0), Noting(1)
+    result = World(none, steep(), drafts()).run([job(new=60)])
+    plain, shadowed = (steep().seconds(1, 1), steep().seconds(1, 1) + 2 * STEP)
+    assert sum(batch.seconds == pytest.approx(shadowed, rel=0.03) for batch in result.batches) == 3
+    assert none.told[0].seconds == pytest.approx(plain, rel=0.03)
+    assert {(told.draft_seconds, told.draft_work) for told in none.told} == {(0.0, 0.0)}
+    jobs = [job(new=60, rates=SURE), job(new=60, rates=SURE, fixed=0)]
+    World(one, steep(), drafts(read=0.0)).run(jobs)
+    assert any(told.seconds > told.draft_seconds + told.target_seconds + STEP for told in one.told)
+    assert {round(told.draft_work / STEP, 6) for told in one.told} == {0.0, 1.0}
+    assert all(told.draft_seconds == pytest.approx(told.draft_work) for told in one.told)
+    assert one.costs.drafting == pytest.approx(1.0)
+    assert one.costs.overhead > 0
+
+
+def test_drafts_side_by_side_take_less_time_than_they_work() -> None:
+    noting = Noting(2)
+    World(noting, steep(), drafts(read=0.0)).run([job(new=30, rates=SURE), job(new=30, rates=SURE, draft="math")])
+    both = [told for told in noting.told if list(told.lengths) == [2, 2]]
+    assert both
+    assert {(round(told.draft_seconds / STEP, 6), round(told.draft_work / STEP, 6)) for told in both} == {(2.0, 4.0)}
+    assert noting.costs.drafting < 0.8
+
+
 def jobs_of(rate: float, seed: int, count: int = 60) -> list[Job]:
     """Texts that are easy and hard to guess, with stretches that repeat what was there."""
     rng = np.random.default_rng(seed)
@@ -197,13 +234,13 @@ def test_a_planner_is_told_how_much_of_a_text_is_left_as_the_loop_tells_it() -> 
     """By that it knows over how many rounds a draft's reading is spread; blocks are as long as rates reach."""
     told: list[tuple[int, int]] = []
 
-    class Noting(FixedLoad):
+    class Asking(FixedLoad):
         def lengths(self, view: LoadView) -> Sequence[int]:
             told.extend((one.limit, len(one.rates)) for one in view.running)
             return super().lengths(view)
 
     true = steep()
-    World(Noting(BatchCosts.from_json(true.to_json()), drafts(), 0), true, drafts(), gamma_max=4).run([job(new=12)])
+    World(Asking(BatchCosts.from_json(true.to_json()), drafts(), 0), true, drafts(), gamma_max=4).run([job(new=12)])
     assert told == [(left, 4) for left in range(10, -1, -1)]
     result = world("fixed:9", gamma_max=4).run([job(new=30, rates=SURE), job(new=30, rates=SURE, fixed=9)])
     assert max(length for batch in result.batches for length in batch.lengths) == 4

@@ -47,7 +47,7 @@ def outcome(
     forward = costs.seconds(len(lengths), rows, sum(s.context for s in seen.running))
     made = [expected(s, length) if emitted is None else emitted for s, length in zip(seen.running, lengths)]
     accepted = [one - 1 for one in made]
-    return BatchOutcome(seen, lengths, accepted, made, drafting, forward, drafting + forward, rows)  # type: ignore[arg-type]
+    return BatchOutcome(seen, lengths, accepted, made, drafting, drafting, forward, drafting + forward, rows)  # type: ignore[arg-type]
 
 
 def expected(sequence: Running, length: int) -> float:
