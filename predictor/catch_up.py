@@ -1,8 +1,9 @@
 """Which draft reads up on the conversation in a round, and how much of it.
 
 A draft that becomes active after an absence (or meets a new prompt) has to read what it missed before it can propose.
-The draft that is wanted most reads at once, in pieces; the others get a small share of the time, and none where a
-ranker says how they would do: what they read is mostly never used (replays: 0.7% of all time).
+The draft that is wanted most reads at once, in pieces, if the policy says that it pays; the others get a small share of
+the time, and none where a ranker says how they would do: what they read is mostly never used (replays: 0.7% of all
+time).
 """
 
 from __future__ import annotations

@@ -26,8 +26,9 @@ _BOOLS = frozenset((bool, np.bool_))
 def checked(part: Part, kind: type[_Cache], decoder: Decoder) -> tuple[Ids, _Cache, int]:
     """The ids int64 [n] of a part that `decoder` may run, its cache, and how many rows of logits it gets.
 
-    kind: the class of the decoder's caches. The caller holds the lock that guards their lengths. Raises ValueError for
-    ids, rows or a cache that it cannot take, ModelError if the tokens do not fit the cache.
+    kind: the class of the decoder's caches. What it says of room lasts only under the lock that guards their lengths
+    (`batching.one_after_another` asks before, and each forward again). Raises ValueError for ids, rows or a cache that
+    it cannot take, ModelError if the tokens do not fit the cache.
     """
     cache = own_cache(part.cache, kind, decoder)
     ids = token_ids(part.tokens, decoder.spec.vocab_size)

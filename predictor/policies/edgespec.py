@@ -86,7 +86,8 @@ class EdgePolicy(AutoPlanner):
     The draft that is wanted most reads the text only if what it promises for the rounds left, beside those that can
     run, is several times what the reading takes. Else it is not wanted in this text, though it stays in memory.
 
-    `interval` = rounds of the longest load + 1, from measured costs, 2 to 16. `preferred` = the first of what it wants.
+    `interval` = rounds of the longest load + 1, from measured costs, 2 to 16. `reads` = the first of what it wants;
+    `preferred` = the same, None while the text is not worth its reading.
     """
 
     name = "edgespec"
@@ -103,7 +104,7 @@ class EdgePolicy(AutoPlanner):
         self._here: frozenset[str] = frozenset()
         self._fallen: set[str] = set()
         self._unread: set[str] = set()  # drafts for which the text is not worth reading
-        self._rounds_left = 0.0  # as the last view had them
+        self._rounds_left = math.inf  # as the last view had them; a text that begins may be long
         self._patience = 0  # scheduling points until another draft may be tried out
 
     def for_text(self) -> EdgePolicy:
@@ -117,6 +118,7 @@ class EdgePolicy(AutoPlanner):
         with self._lock:
             self._ranking = {}
             self._heard, self._unread = set(), set()
+            self._rounds_left = math.inf
             self._patience = 1
 
     def rank(self, ranking: Mapping[str, float]) -> None:
@@ -194,6 +196,7 @@ class EdgePolicy(AutoPlanner):
         for name in view.resident - self._here:
             self._guessing_along().owe(name)
         self._here = view.resident
+        self._unread &= view.resident
         fallen = {name for name in view.resident if self._arm(name, 1).fallen}
         if fallen - self._fallen:  # the text has turned: who was heard before it did may be asked again
             self._heard = set()

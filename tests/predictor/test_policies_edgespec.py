@@ -241,9 +241,14 @@ def test_a_draft_reads_only_what_the_rest_of_the_text_pays_for() -> None:
     assert pays(80, 200, law._replace(behind=500)), "it cannot run either"
     assert made.preferred() is not None
     pays(5, 200, law)
+    assert "code" in made._unread
+    made.hold(view("law"))
+    assert "code" not in made._unread, "it went, and is wanted as any other"
+    pays(5, 200, law)
     made.begin()
-    made.hold(view("code", "law"))
     assert made.preferred() is not None, "that was another text"
+    made.rank({**dict.fromkeys(NAMES, OTHER), "code": 0.7})
+    assert made.pays_to_read(code, [code, law]), "nobody has said how long this one will be"
 
 
 def test_lookup_that_does_most_leaves_less_for_a_draft_to_pay_for() -> None:

@@ -211,7 +211,7 @@ def _over_time(document: Document) -> Iterator[Picture]:
 def _panels(panels: Sequence[_Panel], top_gamma: float | None = None) -> Figure:
     """Those with something in them, one under the other, on one time axis. top_gamma: of all panels with gammas."""
     panels = [panel for panel in panels if any(_known(panel[0][key]) for key, _ in panel[2])]
-    longest = max(max(found["time"]) for found, _, _ in panels)
+    longest = max((max(found["time"]) for found, _, _ in panels), default=1.0)
     each, gap, bottom = 0.85, 0.3, 0.42
     figure = style.figure(bottom + (each + gap) * len(panels))
     width, height = figure.get_size_inches()

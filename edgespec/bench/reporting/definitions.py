@@ -51,7 +51,7 @@ DEFINITIONS = {
     "long blocks were does not matter to it. All policies' turns together; drafts have blocks where policies chose "
     "them, which is no sample of the domain ('edgespec bench record' asks every draft everywhere)",
     "fallback": "share of rounds in which the draft that the policy wanted most could not run, because it was not in "
-    "memory or still had to read what it had missed",
+    "memory or still had to read what it had missed; one that edgespec does not let read is not wanted",
     "loads": "drafts that became resident while answers were made; hidden seconds passed beside rounds, in exposed "
     "ones rounds waited",
     "planning": "seconds on the decoding thread spent on choosing draft and length, learning and features / decode "

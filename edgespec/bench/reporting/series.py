@@ -15,9 +15,9 @@ from edgespec.bench.words import counted, do
 def regret(part: Part, comparisons: Mapping[str, Comparison]) -> dict[str, Any] | None:
     """Seconds of decoding that each policy took beyond the best fixed arm, added up in the order of the run.
 
-    The best fixed arm is known in hindsight only: of those that always do the same, the one that took the fewest
-    seconds over all questions that every policy answered. Every arm is charged for plain's tokens at its own speed
-    relative to the plain arm beside it, so that neither texts that differ nor another hour of the machine count.
+    The best fixed arm is known in hindsight only: of those that do not choose among drafts, the one that took the
+    fewest seconds over all questions that every policy answered. Every arm is charged for plain's tokens at its own
+    speed relative to the plain arm beside it, so that neither texts that differ nor another hour of the machine count.
     tokens: plain's, added up in the same way. None where there is nothing to compare.
     """
     arms = {
