@@ -141,6 +141,11 @@ class Acceptance:
                     break
         return self._tokens
 
+    @property
+    def seen(self) -> float:
+        """First tokens that were judged in the long run, older ones counting for less."""
+        return self._long.tried[0][1]
+
     def usual(self) -> float:
         """The first token's chance in the long run, whatever is expected of this text."""
         slow, tries = self._long.tried[0]

@@ -24,6 +24,7 @@ _TEMPTS_FROM_HOME = 1.25  # the same, while the best one here does what it promi
 # What a draft must promise for the rest of a text, in times of what its reading takes: of several promises the greatest
 # is one that is too great, and how long the text will be is a guess.
 _WORTH_READING = 4.0
+_UNKNOWN = 4.0  # first tokens of a draft, below which reading is the way to get to know it, where no ranker tells
 _FREE = 1 / 64  # weight of the newest round in the share of those in which a draft without weights ran
 
 
@@ -84,7 +85,8 @@ class EdgePolicy(AutoPlanner):
     ranker, the clock and when a draft was here last are common.
 
     The draft that is wanted most reads the text only if what it promises for the rounds left, beside those that can
-    run, is several times what the reading takes. Else it is not wanted in this text, though it stays in memory.
+    run, is several times what the reading takes. Else it is not wanted in this text, though it stays in memory. Without
+    a ranker (to trust) one that was hardly ever seen at work reads whatever it promises.
 
     `interval` = rounds of the longest load + 1, from measured costs, 2 to 16. `reads` = the first of what it wants;
     `preferred` = the same, None while the text is not worth its reading.
@@ -176,7 +178,8 @@ class EdgePolicy(AutoPlanner):
             saved = 1 - max([1 / self.costs.verify(1), *others]) / speed  # of the time of a round that it runs
             rounds = self._rounds_left * (1 - self._clock.free_share)
             seconds = rounds * (self._clock.round_seconds or self.costs.verify(2))
-            pays = saved * seconds > _WORTH_READING * self.costs.catch_up(lagging.name, lagging.behind)
+            unknown = not self.informed() and self._arm(lagging.name, 1).seen < _UNKNOWN
+            pays = unknown or saved * seconds > _WORTH_READING * self.costs.catch_up(lagging.name, lagging.behind)
             (self._unread.discard if pays else self._unread.add)(lagging.name)
             return pays
 

@@ -263,6 +263,19 @@ def test_lookup_that_does_most_leaves_less_for_a_draft_to_pay_for() -> None:
     assert not made.pays_to_read(code, [code])
 
 
+def test_without_a_ranker_a_draft_that_was_never_seen_reads_whatever_it_promises() -> None:
+    made = policy(code=0.0)
+    made.hold(view("code"))
+    code = Candidate("code", 1, behind=4000)
+    assert made.pays_to_read(code, [code])
+    assert made.preferred() == made.reads()
+    seen(made, "code", 0, 6)
+    assert not made.pays_to_read(code, [code]), "it is known by now"
+    known = policy(code=0.0)
+    known.rank({**dict.fromkeys(NAMES, OTHER), "code": 0.0})
+    assert not known.pays_to_read(code, [code]), "the ranker tells"
+
+
 def test_where_reading_is_dear_and_lookup_good_it_is_as_good_as_lookup_alone() -> None:
     """A large draft and long prompts: what it brings in the rest of a text is less than its reading takes."""
 
