@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from predictor.catch_up import FREELY
+from predictor.catch_up import able
 from predictor.costs import CostTable
 from predictor.holding import Holding, Prospect, View, choose_holding
 from predictor.planner import AutoPlanner, Candidate, Observation
@@ -172,7 +172,7 @@ class EdgePolicy(AutoPlanner):
 
     def pays_to_read(self, lagging: Candidate, candidates: Sequence[Candidate]) -> bool:
         with self._lock:
-            ready = [c for c in candidates if not c.free and c.level > 0 and c.behind <= FREELY]
+            ready = [c for c in able(candidates) if not c.free and c.level > 0]
             others = [self._value(c._replace(behind=0), self.gamma_max)[1] for c in ready]
             speed = self._value(lagging._replace(behind=0), self.gamma_max)[1]
             saved = 1 - max([1 / self.costs.verify(1), *others]) / speed  # of the time of a round that it runs

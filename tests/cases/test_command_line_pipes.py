@@ -25,6 +25,14 @@ def command(
     return subprocess.run(python(FAKE, *arguments), capture_output=True, timeout=180, env=surroundings, **options)
 
 
+def writing(words: int, delay: float) -> subprocess.Popen[bytes]:
+    """A process that writes "word " again and again, with so many seconds between."""
+    script = json.dumps({"pieces": ["word "] * words, "delay": delay})
+    surroundings = {**os.environ, "FAKE_SCRIPT": script}
+    arguments = python(FAKE, "generate", "hi")
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=surroundings)
+
+
 # B025, B152
 @pytest.mark.parametrize(
     ("data", "answers"), [(b"", b""), (b"\n", b""), (b"hi\n", b"Hello there.\n"), (b"hi", b"Hello there.\n")]
@@ -97,12 +105,7 @@ def test_b158_what_the_encoding_lacks_is_escaped(env: dict[str, str], shown: byt
 
 
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
-    process = subprocess.Popen(
-        python(FAKE, "generate", "hi"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "FAKE_SCRIPT": json.dumps({"pieces": ["word "] * 50, "delay": 0.05})},
-    )
+    process = writing(50, delay=0.05)
     assert process.stdout is not None
     assert process.stderr is not None
     assert process.stdout.read(5) == b"word "
@@ -121,12 +124,7 @@ def test_help_that_nobody_reads_is_no_traceback() -> None:
 
 
 def test_ctrl_c_ends_generate_with_130_and_the_text_so_far() -> None:
-    process = subprocess.Popen(
-        python(FAKE, "generate", "hi"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "FAKE_SCRIPT": json.dumps({"pieces": ["word "] * 100, "delay": 0.2})},
-    )
+    process = writing(100, delay=0.2)
     assert process.stdout is not None
     assert process.stdout.read(5) == b"word "
     process.send_signal(signal.SIGINT)

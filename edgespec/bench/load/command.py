@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from edgespec.bench.arguments import positive
 from edgespec.bench.load import running
 from edgespec.bench.load.arrivals import BURSTY, POISSON, STEPS
 from edgespec.bench.load.measures import Deadline
@@ -41,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) 
         help=f"{POISSON} (default), {BURSTY}, {STEPS} (low, high, low), or a .csv or .jsonl file with time, prompt or "
         "prompt_tokens, max_new_tokens, whose times are stretched to the rates",
     )  # fmt: skip
-    add("--seconds", type=_positive, default=40.0, metavar="S", help="in which requests come, at each rate (40)")
-    add("--warm-up", type=_positive, metavar="S", help="their beginning, which does not count (a fifth)")
-    add("--limit", type=_positive, metavar="S", help="until all have ended; then they are cancelled (3 x --seconds)")
+    add("--seconds", type=positive, default=40.0, metavar="S", help="in which requests come, at each rate (40)")
+    add("--warm-up", type=positive, metavar="S", help="their beginning, which does not count (a fifth)")
+    add("--limit", type=positive, metavar="S", help="until all have ended; then they are cancelled (3 x --seconds)")
     add("--repeats", type=count, default=3, metavar="N", help="times that each rate is run (3)")
-    add("--most-minutes", type=_positive, default=120.0, metavar="M", help="longest run; longer ones are refused (120)")
+    add("--most-minutes", type=positive, default=120.0, metavar="M", help="longest run; longer ones are refused (120)")
     add("--deadline", type=_deadline, default=DEADLINE, metavar="TTFT,TPOT", help="seconds, for goodput (2,0.2)")
     add("--seed", type=int, default=0, metavar="N", help="of arrivals and of the order of prompts (0)")
     prompts = parser.add_argument_group("prompts")
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) 
     other = parser.add_argument_group("instead of an open load")
     which = other.add_mutually_exclusive_group()
     which.add_argument("--sessions", type=_counts, metavar="N,M", help="so many conversations at once, without a pause")
-    which.add_argument("--soak", type=_positive, metavar="MINUTES", help="mixed and faulty requests, with a verdict")
+    which.add_argument("--soak", type=positive, metavar="MINUTES", help="mixed and faulty requests, with a verdict")
     which.add_argument("--simulate", action="store_true", help="the same arrivals in a simulated world; no model runs")
     other.add_argument(
         "--validate", metavar="RUNDIR",
@@ -98,25 +98,15 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"wants a number above 0, not '{text}'")
-    return value
-
-
 def _share(text: str) -> float:
-    value = _positive(text)
+    value = positive(text)
     if value > 1:
         raise argparse.ArgumentTypeError(f"wants a number from 0 to 1, not '{text}'")
     return value
 
 
 def _rates(text: str) -> tuple[float, ...]:
-    rates = tuple(_positive(part) for part in text.split(","))
+    rates = tuple(positive(part) for part in text.split(","))
     if len(set(rates)) < len(rates):
         raise argparse.ArgumentTypeError(f"has a rate twice: '{text}'")
     return tuple(sorted(rates))
@@ -133,7 +123,7 @@ def _deadline(text: str) -> Deadline:
     parts = text.split(",")
     if len(parts) != 2:
         raise argparse.ArgumentTypeError(f"wants two numbers of seconds, as in 2,0.2, not '{text}'")
-    return Deadline(*map(_positive, parts))
+    return Deadline(*map(positive, parts))
 
 
 def run(args: argparse.Namespace, progress: Progress) -> int:

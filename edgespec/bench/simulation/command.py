@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edgespec.bench.arguments import names, positive
 from edgespec.bench.machine import this_command
 from edgespec.bench.report import write_json
 from edgespec.bench.reporting import terminal
@@ -46,10 +47,10 @@ EVERYTHING = 1 << 20  # tokens that a standalone draft may have to read
 def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) -> None:
     """All arguments of the command. count: converts a whole number from 1 up."""
     parser.epilog = RANGES
-    add, counts, numbers = parser.add_argument, one_or_range(count), one_or_range(_positive)
+    add, counts, numbers = parser.add_argument, one_or_range(count), one_or_range(positive)
     add("traces", nargs="+", metavar="TRACES", help="folders of 'bench record --confidences'")
     add("--policies", metavar="A,B", help=f"specs with , or ; between (docs/policies.md); {POLICIES}")
-    add("--drafts", type=_names, metavar="A,B", help="only these of the recorded drafts (all); lookup is always there")
+    add("--drafts", type=names, metavar="A,B", help="only these of the recorded drafts (all); lookup is always there")
     add("--resident", type=counts, default=RESIDENT, metavar="K", help=f"drafts in memory ({RESIDENT})")
     add("--load-ratio", type=numbers, metavar="R", help="seconds of a load, in plain steps")
     add("--draft-cost", type=numbers, metavar="F", help="seconds of a draft's step, in plain steps")
@@ -75,27 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) 
     add("--debug", action="store_true", help="log in detail, and show a traceback when something fails")
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"wants a number above 0, not '{text}'")
-    return value
-
-
 def _seed(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise argparse.ArgumentTypeError(f"wants a whole number from 0 up, not '{text}'")
     return int(text)
-
-
-def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise argparse.ArgumentTypeError("wants names with commas between")
-    return names
 
 
 def run(args: argparse.Namespace, progress: Callable[[int], Any]) -> int:

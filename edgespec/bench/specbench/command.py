@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from edgespec.bench.arguments import names
 from edgespec.bench.machine import command_to_resume
 from edgespec.bench.progress import no_progress
 from edgespec.bench.reporting.terminal import shown
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) 
     add("--policies", default=DEFAULT_POLICIES, metavar="A,B", help=f"who takes part, see below ({DEFAULT_POLICIES})")
     add("--order", choices=ORDERS, default="file", help="of the questions; interleaved = one of each domain in turn")
     add("--seed", type=_whole, default=0, metavar="N", help="of the order shuffled (0)")
-    add("--categories", type=_names, metavar="A,B", help="only these categories, or tasks such as mt-bench")
+    add("--categories", type=names, metavar="A,B", help="only these categories, or tasks such as mt-bench")
     add("--limit", type=count, metavar="N", help="at most N questions of each category, evenly spread")
     add("-n", "--max-new-tokens", type=count, default=1024, metavar="N", help="longest answer (1024)")
     add("--temperature", type=_temperature, default=0.0, metavar="T", help="0 = always the likeliest token (default)")
@@ -75,13 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser, count: Callable[[str], int]) 
     options.add_engine_flags(parser)
     add("-q", "--quiet", action="store_true", help="no progress; the tables, and what to mind about them, all the same")
     add("--debug", action="store_true", help="log in detail, and show a traceback when something fails")
-
-
-def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise argparse.ArgumentTypeError("wants names with commas between")
-    return names
 
 
 def _whole(text: str) -> int:
